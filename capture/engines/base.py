@@ -391,14 +391,22 @@ class Pool(Protocol):
         """To be called before eager code runs on the stream that recordings are made on. It outlives the pool."""
 
 
+Number = float | int
+Again = Callable[[Sequence[Number]], tuple[Call, Sequence[torch.Generator]]]
+"""The recorded call with other numbers, and the generators that it may draw from; the pool is as at the recording."""
+
+
 class LiftedNumbers(Protocol):
     """Numbers that each replay of a recording takes from its call."""
 
     powers: frozenset[int]
     """Those that are exponents, for some of which there are kernels: whole ones are no others than they were."""
 
-    def put(self, values: Sequence[float]) -> None:
-        """Set them for the next replay."""
+    def takes(self, values: Sequence[Number]) -> bool:
+        """They can be put."""
+
+    def put(self, values: Sequence[Number]) -> bool:
+        """Set them for the next replay. False if that failed: the recording may have any of them then."""
 
 
 class Backend(Protocol):
@@ -433,10 +441,11 @@ class Backend(Protocol):
         """An empty pool."""
 
     def lift(
-        self, one: Recording, other: Recording, numbers: Sequence[tuple[float, float]]
-    ) -> LiftedNumbers | None:  # fmt: skip
+        self, one: Recording, other: Recording, numbers: Sequence[tuple[Number, Number]], again: Again
+    ) -> LiftedNumbers | str:  # fmt: skip
         """Have the ``other`` one run with any numbers, if both differ in nothing but these: each is given as it was in
-        the one and in the other."""
+        the one and in the other. Else why it cannot. ``again``: for an engine that has to run the body's Python once
+        more; what that does is undone."""
 
     def in_capture(self) -> bool:
         """Somebody else captures what this thread does now: a call becomes part of that capture."""

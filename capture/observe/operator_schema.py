@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -202,6 +203,27 @@ def _is_elementwise(op: Operator) -> bool:
     does."""
     named = (argument.name == "memory_format" for argument in op._schema.arguments)
     return torch.Tag.pointwise in op.tags and not any(named)
+
+
+_NUMBERS = frozenset(
+    {"number", "float", "Optional[number]", "Optional[float]", "List[number]", "Tensor", "Optional[Tensor]"}
+)
+"""Kinds of arguments, as a schema has them. A number may stand where a tensor does, as in ``x * 0.1``."""
+
+
+@functools.lru_cache(maxsize=1024)
+def number_arguments(op: Operator) -> frozenset[int | str]:
+    """Arguments, by position and by name, that are numbers and nothing else: values of a result follow from them, and
+    neither its shape, nor what memory it has. Sizes, dimensions and indices are integers in a schema; of a range, which
+    has no tensor and no size among its arguments, the numbers are its size."""
+    arguments = op._schema.arguments
+    kinds = [str(argument.type) for argument in arguments]
+    sized = any("Tensor" in kind or argument.name == "size" for kind, argument in zip(kinds, arguments, strict=True))
+    known = op.namespace == "aten" and torch.Tag.dynamic_output_shape not in op.tags
+    if not known or not (sized or op._schema.name == "aten::scalar_tensor"):
+        return frozenset()
+    found = [at for at, kind in enumerate(kinds) if kind in _NUMBERS]
+    return frozenset([*found, *(arguments[at].name for at in found)])
 
 
 _REACHING = ("as_strided", "as_strided_", "as_strided_copy", "set_")

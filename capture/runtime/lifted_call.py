@@ -9,12 +9,15 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from capture.core.config import current as current_config
-from capture.engines.base import Move
+from capture.engines.base import LiftedNumbers, Move, Number, Recording
 from capture.guards.guard import OVERLAPS
 from capture.key.modes import Here
 from capture.key.signature import Leaf, Leaves
 from capture.native import MISS
+from capture.observe.capture_lock import locked
 from capture.runtime import inputs, numbers, rebind, verify
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
@@ -22,6 +25,7 @@ from capture.runtime.checked_replay import verifies
 from capture.runtime.eager_call import is_measured, measure_body
 from capture.runtime.entry import Entry
 from capture.runtime.fast_path import Shortcuts
+from capture.runtime.inputs import generators_of
 from capture.runtime.matching import fitting
 from capture.runtime.replay import replay
 from capture.runtime.replay_apart import GoesOnApart
@@ -90,8 +94,12 @@ def _lifted(
         return None
     assert twin_node.recording is not None
     assert node.recording is not None
-    registers = tree.backend.lift(twin_node.recording, node.recording, list(zip(then, now, strict=True)))
-    if registers is None:
+    pairs = list(zip(then, now, strict=True))
+    found = _found(captured, entry, bound, positions, tree, twin_node.recording, node.recording, pairs)
+    if isinstance(found, str):
+        captured.log.add("plan", f"numbers stay in the key: {found}")
+        return None
+    if node.tree is None:  # the pool was given up
         return None
     for each in (twin, entry):  # calls come to the recording by ``Lifted`` alone, which sets their numbers
         family = captured.families.pop(each.key[:-1], None)
@@ -99,7 +107,28 @@ def _lifted(
             if below is not entry:
                 below.retire()
     captured.clear_fast_paths()
-    return numbers.Lifted(entry, entry.key, node, tree, registers, positions, bound.values, Shortcuts())
+    return numbers.Lifted(entry, entry.key, node, tree, found, positions, bound.values, Shortcuts())
+
+
+def _found(
+    captured: Captured, entry: Entry, bound: Call, positions: tuple[int, ...], tree: Tree, one: Recording,
+    other: Recording, pairs: Sequence[tuple[Number, Number]],
+) -> LiftedNumbers | str:  # fmt: skip
+    """Where the recording has its numbers. An engine may run the body's Python again, as for a recording."""
+
+    def again(own: Sequence[Number]) -> tuple[Call, Sequence[torch.Generator]]:
+        tree.recording, tree.pool_is_at = True, None
+        tree.before_recording(captured.log)
+        call = captured.call(numbers.with_numbers(bound.values, positions, own), bound.leaves, entry)
+        return call, generators_of(call, entry)
+
+    try:
+        found: LiftedNumbers | str = locked(tree.backend.lift, one, other, pairs, again)
+        return found
+    finally:
+        if tree.recording:
+            tree.recording, tree.pool_is_at = False, None
+            tree.put_away(captured.log, "a further capture")
 
 
 def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf], tree: Tree) -> Node | None:
@@ -118,6 +147,8 @@ def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list
 def with_its_numbers(captured: Captured, values: Values, now: Here) -> Any:
     """The result of a call by a recording that serves all values of its numbers; ``MISS`` where none does."""
     for lifted in tuple(captured.lifted):
+        if lifted.is_broken and not lifted.is_busy:
+            _lift_no_more(captured, lifted)
         call_numbers = lifted.taken(values)
         if call_numbers is None:
             continue
@@ -171,6 +202,9 @@ def _by_number(
         return _compare_numbers(captured, lifted, bound, leaves)
     run = body_run.current()
     result = lifted.run(taken, lambda: replay(captured, node, tree, values, leaves, run))
+    if lifted.is_broken:
+        _lift_no_more(captured, lifted)
+        return result
     lifted.count.calls += 1
     lifted.add_path(captured, standing, leaves, now, GoesOnApart(captured, own_values=lifted.values_now))
     return result
@@ -181,7 +215,7 @@ def _compare_numbers(captured: Captured, lifted: numbers.Lifted, bound: Call, le
     call_numbers = lifted.taken(bound.values)
     assert call_numbers is not None
     verified = numbers.compared(captured, lifted, bound, call_numbers, leaves)
-    if verified.is_wrong:
+    if verified.is_wrong or lifted.is_broken:
         captured.lifts_left = 0
         _lift_no_more(captured, lifted)
     elif verified.undecided is None:

@@ -184,6 +184,8 @@ class Lifted:
     paths: Shortcuts
     count: Count = field(factory=Count)
     is_busy: bool = False
+    is_broken: bool = False
+    """Numbers were to be set, and it may have any of them since."""
     under_way: Values | None = None
     """The caller's values in the call by the fast way."""
 
@@ -194,7 +196,12 @@ class Lifted:
 
     def taken(self, values: Values) -> list[float] | None:
         """The numbers of a call; None if they are not to be lifted, or not here."""
-        if self.is_busy or self.tree.thread != threading.get_ident() or len(values) != len(self.values):
+        if (
+            self.is_busy
+            or self.is_broken
+            or self.tree.thread != threading.get_ident()
+            or len(values) != len(self.values)
+        ):
             return None
         call_numbers = [values[at] for at in self.positions]
         for number, value in enumerate(call_numbers):
@@ -202,7 +209,7 @@ class Lifted:
                 return None
             if number in self.numbers.powers and value.is_integer():
                 return None
-        return call_numbers
+        return call_numbers if self.numbers.takes(call_numbers) else None
 
     def standing(self, values: Values) -> Values:
         """The call that was recorded, with these values but for the numbers."""
@@ -216,11 +223,13 @@ class Lifted:
         self.paths.add(captured, values, leaves, self.entry, now, goes_on)
 
     def run(self, given: Sequence[float], function: Callable[[], Any]) -> Any:
-        """With these numbers in the recording. Nobody else runs it meanwhile: a call in a signal's handler does not."""
+        """With these numbers in the recording; ``MISS`` if they cannot be set. Nobody else runs it meanwhile: a call in
+        a signal's handler does not."""
         self.is_busy = True
         try:
-            self.numbers.put(given)
-            return function()
+            self.is_broken = True
+            self.is_broken = not self.numbers.put(given)
+            return MISS if self.is_broken else function()
         finally:
             self.is_busy, self.under_way = False, None
 
@@ -254,7 +263,10 @@ class NumberComparison(Comparison):
     @override
     def _replayed(self) -> Any:
         where = self.captured, self.node, self.tree, self.call.values, self.leaves, None
-        return self.lifted.run(self.numbers, lambda: replay(*where))
+        result = self.lifted.run(self.numbers, lambda: replay(*where))
+        if result is MISS:
+            raise NoMemoryError("the numbers of a recording cannot be set")
+        return result
 
 
 def compared(captured: Captured, lifted: Lifted, call: Call, numbers: Sequence[float], leaves: list[Any]) -> Verified:

@@ -5,8 +5,7 @@ that are the number itself in both, the operators get the number as it is, and t
 becomes a register. A value that Python computed from the number would differ otherwise, and a decision of the host
 would give other operators.
 
-Only operators that work element by element (torch's own tag) are given another number: for others the size of the
-result may depend on it.
+Only arguments that are numbers by an operator's schema are given another one: of a range, the size depends on it.
 """
 
 from __future__ import annotations
@@ -18,8 +17,10 @@ from typing import Any
 import torch
 from attrs import define, field
 
+from capture.engines.base import Number
 from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep
 from capture.key.tensor_meta import bytes_of
+from capture.observe.operator_schema import number_arguments
 
 Numbers = Sequence[tuple[float, float]]
 """For each number its values in the two runs."""
@@ -52,7 +53,7 @@ class _Comparison:
             if self._is_same(a, b):
                 continue
             number = self._number(a, b)
-            if number is None or not _works_by_element(first.name):
+            if number is None or place not in _number_arguments(first.name):
                 raise _OtherTapeError
             self.places.setdefault(id(second), {})[place] = number
 
@@ -80,36 +81,35 @@ def bits_of(number: float) -> bytes:
     return struct.pack("<d", number)
 
 
-def _works_by_element(name: str) -> bool:
-    """The operator computes each element by itself, whatever numbers it gets."""
+def _number_arguments(name: str) -> frozenset[int | str]:
     space, _, rest = name.partition(".") if name.startswith("aten.") else ("", "", "")
     base, _, overload = rest.partition(".")
     packet = getattr(torch.ops.aten, base, None) if space else None
     op = getattr(packet, overload or "default", None)
-    return op is not None and torch.Tag.pointwise in op.tags
+    return frozenset() if op is None else number_arguments(op)
 
 
-def lift(first: Tape, second: Tape, numbers: Numbers) -> TapeNumbers | None:
+def lift(first: Tape, second: Tape, numbers: Numbers) -> TapeNumbers | str:
     """The numbers as registers of ``second``, if the tapes differ in them alone, and all of them are there."""
     if first.reads or second.reads or len(first.steps) != len(second.steps) or len(first.roots) != len(second.roots):
-        return None
+        return "other operators run with another number"
     if not all(map(_same_memory, first.roots, second.roots)):
-        return None
+        return "other memory is read with another number"
     comparison = _Comparison(numbers, first.lifted)
     try:
         for a, b in zip(first.steps, second.steps, strict=True):
             comparison.compare(a, b)
     except _OtherTapeError:
-        return None
+        return "operators get what was computed from a number, or get one where it is more than a value"
     met = {number for places in comparison.places.values() for number in places.values()}
     if len(met) < len(numbers):
-        return None
+        return "a number reaches no operator"
     powers = {
         number
         for step in second.steps for number in comparison.places.get(id(step), {}).values() if "pow" in step.name
     }  # fmt: skip
     if any(value.is_integer() for number in powers for value in numbers[number]):
-        return None
+        return "a whole number is an exponent"
     registers = second.lift(comparison.places, [value for _, value in numbers])
     return TapeNumbers(second, registers, frozenset(powers))
 
@@ -137,7 +137,13 @@ class TapeNumbers:
     registers: Sequence[int]
     powers: frozenset[int]
 
-    def put(self, values: Sequence[float]) -> None:
+    def takes(self, values: Sequence[Number]) -> bool:
+        """Operators take any."""
+        del values
+        return True
+
+    def put(self, values: Sequence[Number]) -> bool:
         """See there."""
         for number, value in zip(self.registers, values, strict=True):
             self.tape.registers[number] = value
+        return True

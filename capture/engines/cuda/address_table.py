@@ -42,8 +42,12 @@ class _Slot:
 class AddressTable:
     """The bindings of one recording."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, added: frozenset[int] = frozenset()) -> None:
-        self.nodes = [one for one in kernel_params.read(graph) if not added or int(one.handle) not in added]
+    def __init__(
+        self, graph: torch.cuda.CUDAGraph, added: frozenset[int] = frozenset(),
+        nodes: Sequence[GraphNode] | None = None,
+    ) -> None:  # fmt: skip
+        """``nodes``: those of the graph, if something else sets parameters of them, too."""
+        self.nodes = kernel_params.read_captured(graph, added) if nodes is None else nodes
         self.begins: dict[str, int] = {}
         """Where each tensor began when the graph was recorded."""
         self._executable = kernel_params.executable_of(graph)

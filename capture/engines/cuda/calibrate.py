@@ -6,7 +6,7 @@ The capture runs nothing and is thrown away. What the body's Python did is undon
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from attrs import frozen
@@ -17,6 +17,7 @@ from capture.engines.cuda.address_inference import CaptureDifference, RangeIndex
 from capture.engines.cuda.address_table import ALIGNMENT, AddressTable
 from capture.engines.cuda.capture_graph import Capture, RefusedError
 from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy
+from capture.engines.cuda.kernel_params import GraphNode
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.recorder import GraphRecorder
 from capture.engines.staging import stage
@@ -25,6 +26,8 @@ from capture.observe.run import ObservedRun, run_watched, undo_python
 from capture.state.call import Call
 from capture.torch_private.capabilities import generator_id
 from capture.torch_private.generators import default_generator
+
+Recorder = TypeVar("Recorder", bound=GraphRecorder)
 
 
 @frozen(eq=False)
@@ -45,10 +48,11 @@ class CalibrationSetup:
 def learn_addresses(
     pool: CudaPool, capture: Capture, bindings: AddressTable | None, made: CalibrationSetup, call: Call,
     moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator],
+    nodes: Sequence[GraphNode] | None = None,
 ) -> AddressTable | Refusal:  # fmt: skip
     """Bindings that know all tensors of ``moves``, or why there can be none.
 
-    ``others``: the other tensors that are read where they are.
+    ``others``: the other tensors that are read where they are. ``nodes``: those of the graph, if they were read before.
     """
     if not pool.shared:
         return Refusal("every recording has a pool of its own under this allocator")
@@ -57,7 +61,7 @@ def learn_addresses(
         return Refusal("the graph is empty")
     try:
         with torch.cuda.device(pool.device):
-            bindings = bindings or AddressTable(graph, made.added)
+            bindings = bindings or AddressTable(graph, made.added, nodes)
     except kernel_params.DriverError as error:
         return Refusal(f"its parameters cannot be read: {error}")
     for move in (*moves, *others):
@@ -74,14 +78,16 @@ def learn_addresses(
     return refusal or bindings
 
 
-def _compare(
-    pool: CudaPool, bindings: AddressTable, made: CalibrationSetup, call: Call, moves: Sequence[Move],
-    generators: Sequence[torch.Generator],
+def capture_again(
+    pool: CudaPool, made: CalibrationSetup, call: Call, generators: Sequence[torch.Generator],
+    recorder_of: Callable[[set[int]], Recorder], read: Callable[[torch.cuda.CUDAGraph, Recorder], Refusal | None],
 ) -> Refusal | None:  # fmt: skip
+    """Have ``read`` look at another capture of the body, which is thrown away. The pool is as at the recording.
+    ``recorder_of`` makes the watch, of the generators that are registered."""
     here = (pool.device, torch.device("cuda"))
     mine = [one for one in generators if one.device in here]
     capture = Capture(pool, mine)
-    recorder = GraphRecorder(pool, {generator_id(one) for one in (*mine, default_generator(pool.device))}, made.moving)
+    recorder = recorder_of({generator_id(one) for one in (*mine, default_generator(pool.device))})
     watched, failure = None, None
     try:
         with capture.running():
@@ -95,12 +101,22 @@ def _compare(
         graph = capture.graph()
         if failure is not None or graph is None:
             return Refusal(f"a second capture fails: {failure or 'it is empty'}", lasting=False)
-        return _learn_from(pool, bindings, made, graph, recorder, moves)
+        return read(graph, recorder)
     finally:
         if watched is not None:
             undo_python(watched)
             watched.forget()
         pool.abandon()
+
+
+def _compare(
+    pool: CudaPool, bindings: AddressTable, made: CalibrationSetup, call: Call, moves: Sequence[Move],
+    generators: Sequence[torch.Generator],
+) -> Refusal | None:  # fmt: skip
+    return capture_again(
+        pool, made, call, generators, lambda registered: GraphRecorder(pool, registered, made.moving),
+        lambda graph, recorder: _learn_from(pool, bindings, made, graph, recorder, moves),
+    )  # fmt: skip
 
 
 def _is_here(leaf: Any, pool: CudaPool) -> bool:

@@ -72,10 +72,17 @@ def _checked(answer: tuple[Any, ...]) -> Any:
 
 
 class ParameterWriter(Protocol):
-    """Sets some words of one node's parameters. Made once a node, as reading its parameters takes 20 us."""
+    """Sets some words of one node's parameters."""
 
     def set(self, executable: Any, values: Sequence[int]) -> bool:
         """Launches from now on have these words; those under way do not. False if the driver refuses."""
+
+
+class BytesWriter(Protocol):
+    """Sets some bytes of one node's parameters."""
+
+    def set(self, executable: Any, values: Sequence[bytes]) -> bool:
+        """As of a ``ParameterWriter``."""
 
 
 @define(eq=False)
@@ -86,12 +93,19 @@ class GraphNode:
     words: NodeParameters
     name: Callable[[], str]
     _editor: Callable[[Sequence[int]], ParameterWriter] | None = None
+    _block: Callable[[], _KernelBlock] | None = None
 
     def editor(self, indices: Sequence[int]) -> ParameterWriter:
         """For the words with these indices."""
         if self._editor is None:
             raise DriverError(f"{self.name()} has no parameters")
         return self._editor(indices)
+
+    def bytes_editor(self, offsets: Sequence[int]) -> BytesWriter:
+        """For what begins at these bytes of a kernel's block. What other editors of this node set stays."""
+        if self._block is None:
+            raise DriverError(f"{self.name()} has no block of parameters")
+        return _BytesEditor(self._block(), offsets)
 
 
 def executable_of(graph: torch.cuda.CUDAGraph) -> Any:
@@ -103,6 +117,11 @@ def read(graph: torch.cuda.CUDAGraph) -> list[GraphNode]:
     """All nodes in the order of their capture, those of graphs inside it in the place of theirs."""
     driver = _driver()
     return list(_nodes(driver, driver.CUgraph(int(graph.raw_cuda_graph())), {}))
+
+
+def read_captured(graph: torch.cuda.CUDAGraph, added: frozenset[int] = frozenset()) -> list[GraphNode]:
+    """The same without nodes that the capture did not make, by their handles."""
+    return [one for one in read(graph) if not added or int(one.handle) not in added]
 
 
 def _nodes(driver: Any, graph: Any, layouts: dict[int, list[tuple[int, int]]]) -> Iterator[GraphNode]:
@@ -148,8 +167,11 @@ def _kernel(driver: Any, handle: Any, layouts: dict[int, list[tuple[int, int]]])
     parameters = NodeParameters(
         "kernel", (function, kernel, *shape, tuple(layout), len(block)), _words(block), filled=not layout
     )
-    editor = functools.partial(_KernelEditor, driver, handle, layout, block)
-    return GraphNode(handle, parameters, functools.partial(_kernel_name, driver, handle), editor)
+    shared = functools.cache(functools.partial(_KernelBlock, driver, handle, layout, block))
+    return GraphNode(
+        handle, parameters, functools.partial(_kernel_name, driver, handle),
+        lambda indices: _KernelEditor(shared(), indices), shared,
+    )  # fmt: skip
 
 
 def _layout(driver: Any, params: Any, function: int) -> list[tuple[int, int]]:
@@ -196,15 +218,13 @@ def _words(block: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(padded) // _WORD}Q", padded)
 
 
-class _KernelEditor:
-    """Keeps the block of parameters, which the driver reads whenever it is told to."""
+class _KernelBlock:
+    """The block of parameters of one node, as the executable graph is to have it. Addresses and numbers are set in the
+    same block, as the driver takes all of it at once. Made once a node, as reading its parameters takes 20 us."""
 
-    def __init__(
-        self, driver: Any, handle: Any, layout: list[tuple[int, int]], block: bytes, indices: Sequence[int]
-    ) -> None:
+    def __init__(self, driver: Any, handle: Any, layout: list[tuple[int, int]], block: bytes) -> None:
         self._call, self._handle = driver.cuGraphExecKernelNodeSetParams, handle
         self._params = params = _checked(driver.cuGraphKernelNodeGetParams(handle))
-        self._offsets = [index * _WORD for index in indices]
         self._buffer = buffer = ctypes.create_string_buffer(block, len(block))
         begin = ctypes.addressof(buffer)
         if layout:
@@ -217,10 +237,37 @@ class _KernelEditor:
             params.extra = ctypes.addressof(extra)
             self._alive = (size, extra)
 
+    def write(self, offset: int, value: bytes) -> None:
+        """Nothing is launched with it before ``apply``."""
+        struct.pack_into(f"{len(value)}s", self._buffer, offset, value)
+
+    def apply(self, executable: Any) -> bool:
+        """Launches from now on have the block as it is. False if the driver refuses."""
+        return not self._call(executable, self._handle, self._params)[0].value
+
+
+class _KernelEditor:
+    """Sets words."""
+
+    def __init__(self, block: _KernelBlock, indices: Sequence[int]) -> None:
+        self._block, self._offsets = block, [index * _WORD for index in indices]
+
     def set(self, executable: Any, values: Sequence[int]) -> bool:
         for offset, value in zip(self._offsets, values, strict=True):
-            struct.pack_into("<Q", self._buffer, offset, value)
-        return not self._call(executable, self._handle, self._params)[0].value
+            self._block.write(offset, struct.pack("<Q", value))
+        return self._block.apply(executable)
+
+
+class _BytesEditor:
+    """Sets numbers, which may be shorter than a word."""
+
+    def __init__(self, block: _KernelBlock, offsets: Sequence[int]) -> None:
+        self._block, self._offsets = block, offsets
+
+    def set(self, executable: Any, values: Sequence[bytes]) -> bool:
+        for offset, value in zip(self._offsets, values, strict=True):
+            self._block.write(offset, value)
+        return self._block.apply(executable)
 
 
 def _kernel_name(driver: Any, handle: Any) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from capture.core import config
 from capture.core.schedule import Schedule
-from capture.engines.base import Block, BoundInput, Input, Move, OwnedOutput, Refusal
+from capture.engines.base import Again, Block, BoundInput, Input, Move, Number, OwnedOutput, Refusal
 from capture.engines.copy_out import OutputCopies
 from capture.engines.cuda import graph_edges, kernel_params
 from capture.engines.cuda.address_table import AddressTable
@@ -22,6 +22,8 @@ from capture.engines.cuda.calibrate import CalibrationSetup, learn_addresses
 from capture.engines.cuda.capture_graph import Capture
 from capture.engines.cuda.copy_in import DeviceConstant, InputCopies
 from capture.engines.cuda.driver import is_reached_from_c
+from capture.engines.cuda.kernel_params import GraphNode
+from capture.engines.cuda.lifting import GraphNumbers, learn_numbers
 from capture.engines.cuda.memory_recorder import MemoryNotes
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.schedule_choice import Order, ScheduleChoice
@@ -73,6 +75,9 @@ class CudaRecording:
         self._inputs = inputs
         self._bindings: AddressTable | None = None
         self._bound: BoundInputs | None = None
+        self._nodes: Sequence[GraphNode] | None = None
+        """With their parameters, for all that sets some."""
+        self._numbers: GraphNumbers | None = None
         self._grad = False
         self._graph_copies: Any = None
         """The copies of all inputs, as nodes of the graph."""
@@ -125,12 +130,14 @@ class CudaRecording:
         return 0
 
     def _use_copies(self) -> None:
-        """Have them set where they copy from in the graph that was instantiated last, once that is on the device."""
+        """Have them, and lifted numbers, set in the graph that was instantiated last, once that is on the device."""
         executable = self._capture.executable() if self._graph_copies is not None else None
         if self._graph_copies is not None:
             self._graph_copies.use(executable)
             if executable:
                 graph_edges.upload(executable, cuda.raw_stream(self._pool.index))
+        if self._numbers is not None:
+            self._numbers.follow()
 
     def _replay_by(self, step: Step) -> None:
         """Use this function for replays from now on."""
@@ -377,18 +384,41 @@ class CudaRecording:
         reason = kernel_params.missing()
         if reason is not None:
             return Refusal(reason, environment=True)
-        added = frozenset(self._graph_copies.nodes() if self._graph_copies is not None else ())
-        made = CalibrationSetup(
-            self._inputs, self.copied_paths, (*self._input_copies.device_copies, *self._constants), added, self._unread
-        )
+        made = self._made()
         there = [move for move in (*moves, *others) if move.path not in self.copied_paths]
         elsewhere = [move for move in there if move.tensor.data_ptr() != move.before]
         others = [move for move in there if move not in elsewhere]
-        learned = learn_addresses(self._pool, self._capture, self._bindings, made, call, elsewhere, others, generators)
+        learned = learn_addresses(
+            self._pool, self._capture, self._bindings, made, call, elsewhere, others, generators, self._nodes
+        )
         if isinstance(learned, Refusal):
             return learned
-        self._bindings = learned
+        self._bindings, self._nodes = learned, learned.nodes
         return None
+
+    def _made(self) -> CalibrationSetup:
+        added = frozenset(self._graph_copies.nodes() if self._graph_copies is not None else ())
+        return CalibrationSetup(
+            self._inputs, self.copied_paths, (*self._input_copies.device_copies, *self._constants), added, self._unread
+        )
+
+    def lift(self, numbers: Sequence[tuple[Number, Number]], again: Again) -> GraphNumbers | str:
+        """See ``Backend``. Further captures tell."""
+        reason, graph = kernel_params.missing() or graph_edges.missing(), self._capture.graph()
+        if reason is not None or graph is None or not self._pool.shared or self._numbers is not None:
+            return reason or "the graph is empty, or has a pool of its own, or its numbers are lifted already"
+        made = self._made()
+        try:
+            if self._nodes is None:
+                with torch.cuda.device(self._pool.device):
+                    self._nodes = kernel_params.read_captured(graph, made.added)
+        except kernel_params.DriverError as error:
+            return str(error)
+        learned = learn_numbers(self._pool, self._nodes, made, numbers, again, graph)
+        if isinstance(learned, Refusal):
+            return learned.reason if learned.kernel is None else f"{learned.reason} ({learned.kernel})"
+        self._numbers = learned
+        return learned
 
     def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
         """Those of which the bindings know all words."""
@@ -429,6 +459,7 @@ class CudaRecording:
         """Destroy the graph. Launches under way end as they would have."""
         self.replay = self.step = _released
         self._bindings = self._bound = self._choice = self._schedule = self._notes = None
+        self._nodes = self._numbers = None
         self._capture.drop()
         self._constants = []
         self._version_bumps, self._generator_arguments = [], []

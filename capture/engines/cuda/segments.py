@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from capture.engines.base import BoundInput, Found, IslandCall, Move, Refusal, found
+from capture.engines.base import Again, BoundInput, Found, IslandCall, Move, Number, Refusal, found
 from capture.engines.cuda.replay import CudaRecording, Step
 from capture.engines.cuda.segment_run import SegmentRun, Told, copy_in_late, keep
 from capture.engines.cuda.streams import order_draws
@@ -155,6 +155,10 @@ class SegmentedGraphs(CudaRecording):
     @override
     def learn(self, *args: Any) -> Refusal | None:
         return Refusal("a recording with breaks is made again", lasting=False)
+
+    @override
+    def lift(self, numbers: Sequence[tuple[Number, Number]], again: Again) -> str:
+        return "a recording with breaks is made again"
 
     @override
     def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:

@@ -1,0 +1,286 @@
+"""Numbers that differ from call to call, in the parameters of a graph's kernels.
+
+A recording holds each number as its kernels got it. The body is captured several more times, with its own numbers and
+with others; nothing of that runs. What differs between the captures tells where the numbers are (``number_inference``),
+and a replay sets them there, in the blocks of parameters in which addresses are set, too (``kernel_params``).
+
+Refused is whatever is not proven: other operators or other nodes with another number, an operator whose results may
+follow from the number in other ways than element by element, kernels that no operator tells of.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import define, field
+from typing_extensions import override
+
+from capture.engines.base import Again, Number, Refusal
+from capture.engines.cuda import graph_edges, kernel_params
+from capture.engines.cuda.calibrate import CalibrationSetup, capture_again
+from capture.engines.cuda.kernel_params import BytesWriter, GraphNode
+from capture.engines.cuda.number_inference import (
+    NumberPlace,
+    NumberRefusal,
+    NumberSample,
+    NumberUse,
+    infer_numbers,
+    is_normal,
+)
+from capture.engines.cuda.pool import CudaPool
+from capture.engines.cuda.recorder import GraphRecorder
+from capture.observe.operator_schema import Operator, looked_up, number_arguments, tensors_in, tensors_out
+from capture.torch_private import cuda
+
+_SHARES = (0.7390851332151607, 0.6180339887498949, 0.9159655941772190, 0.5671432904097838, 0.8346268416740731)
+"""By which a number is multiplied for a further capture: it keeps its sign, and its side of one; no two numbers get the
+same share in a capture. All digits of such a product count."""
+_WHOLES = (1009, 30011, 4099, 17011, 2053)
+_CAPTURES = 3
+
+
+def other_numbers(numbers: Sequence[Number]) -> list[tuple[Number, ...]]:
+    """Numbers for further captures, each another one in each."""
+    return [
+        tuple(
+            _WHOLES[(turn + at) % len(_WHOLES)] * (1 + at) * (-1 if one < 0 else 1)
+            if type(one) is int
+            else one * _SHARES[(turn + at) % len(_SHARES)] / (1 + at // len(_SHARES))
+            for at, one in enumerate(numbers)
+        )
+        for turn in range(_CAPTURES)
+    ]  # fmt: skip
+
+
+class NumberRecorder(GraphRecorder):
+    """A recorder that notes which operators get these numbers, and the nodes that they launch."""
+
+    def __init__(
+        self, pool: CudaPool, registered: set[int], moving: frozenset[str], numbers: Sequence[Number]
+    ) -> None:  # fmt: skip
+        super().__init__(pool, registered, moving)
+        self._numbers = {(type(one), one): at for at, one in enumerate(numbers)}
+        self.uses: list[NumberUse] = []
+        self.kinds: set[torch.dtype] = set()
+        """Of the tensors that these operators get and give."""
+        self.obstacle: str | None = None
+
+    @override
+    def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = [(place, number) for place, value in (*enumerate(args), *kwargs.items())
+                 for number in self._among(value)]  # fmt: skip
+        if not given:
+            return super().execute(op, args, kwargs)
+        first = self._count() if self._count is not None else -1
+        result = super().execute(op, args, kwargs)
+        tensors, made = list(tensors_in(args, kwargs)), tensors_out(result)
+        name = looked_up(op)[0].name
+        if first < 0 or self._nodes < first:
+            self.obstacle = "nodes cannot be counted"
+        elif not {place for place, _ in given} <= number_arguments(op):
+            self.obstacle = f"results of {name} may follow from a number in any way"
+        elif any(one.device != self.device for one in (*tensors, *made)):
+            self.obstacle = f"{name} gets a number on the host"
+        elif first == self._nodes and any(one.numel() for one in made):
+            self.obstacle = f"{name} launches nothing"
+        index = len(self.trace.sequence)
+        self.uses += [NumberUse(index, name, number, first, self._nodes) for _, number in given]
+        self.kinds |= {one.dtype for one in (*tensors, *made)}
+        return result
+
+    def _among(self, value: Any) -> list[int]:
+        if isinstance(value, (list, tuple)):
+            return [number for member in value for number in self._among(member)]
+        kind = type(value)
+        return [self._numbers[kind, value]] if (kind is float or kind is int) and (kind, value) in self._numbers else []
+
+
+@define(eq=False)
+class _Sample:
+    """One further capture: what it launched, and what its operators got."""
+
+    launched: NumberSample
+    uses: list[NumberUse]
+    kinds: set[torch.dtype]
+    sequence: Sequence[str]
+    scalars: Sequence[tuple[str, ...]]
+
+
+def learn_numbers(
+    pool: CudaPool, nodes: Sequence[GraphNode], made: CalibrationSetup, numbers: Sequence[tuple[Number, Number]],
+    again: Again, graph: torch.cuda.CUDAGraph,
+) -> GraphNumbers | Refusal:  # fmt: skip
+    """The numbers of a recording, or why they stay as they were recorded. ``numbers``: each as it was in another
+    recording, and in this one."""
+    own = tuple(now for _, now in numbers)
+    samples: list[_Sample] = []
+    further = other_numbers(own)
+    if any(len(set(values)) < len(values) for values in further):
+        return Refusal("the numbers cannot be told apart")
+    for values in (own, own, *further, tuple(then for then, _ in numbers)):
+        call, generators = again(values)
+        refusal = capture_again(
+            pool, made, call, generators,
+            functools.partial(_recorder, pool, made, values), functools.partial(_read, pool, samples, values),
+        )  # fmt: skip
+        if refusal is not None:
+            return refusal
+    others = samples[2 : 2 + _CAPTURES]  # not those whose numbers may be equal to others in the body
+    uses = others[0].uses
+    if any(one.uses != uses for one in others) or {use.number for use in uses} != set(range(len(own))):
+        return Refusal("operators get the numbers otherwise in another capture")
+    difference = next((found for one in samples[1:] if (found := _difference(samples[0], one, uses))), None)
+    if difference is not None:
+        return Refusal(difference)
+    places = infer_numbers([node.words for node in nodes], [one.launched for one in samples], uses)
+    if isinstance(places, NumberRefusal):
+        return Refusal(places.reason, kernel=None if places.node is None else nodes[places.node].name())
+    powers = frozenset(use.number for use in uses if "pow" in use.name)
+    lifted = GraphNumbers(pool, graph, tuple(places), nodes, powers, others[0].kinds, own)
+    return lifted if lifted.takes(own) else Refusal("the numbers are too large or too small")
+
+
+def _recorder(pool: CudaPool, made: CalibrationSetup, values: Sequence[Number], registered: set[int]) -> NumberRecorder:
+    return NumberRecorder(pool, registered, made.moving, values)
+
+
+def _read(
+    pool: CudaPool, samples: list[_Sample], values: tuple[Number, ...], graph: torch.cuda.CUDAGraph,
+    recorder: NumberRecorder,
+) -> Refusal | None:  # fmt: skip
+    if recorder.obstacle is not None or recorder.unseen:
+        return Refusal(recorder.obstacle or "kernels that no operator tells of were launched")
+    try:
+        with torch.cuda.device(pool.device):
+            nodes = kernel_params.read(graph)
+            if len(nodes) != len(graph_edges.nodes_of(int(graph.raw_cuda_graph()))):
+                return Refusal("the graph has graphs inside")
+    except kernel_params.DriverError as error:
+        return Refusal(f"its parameters cannot be read: {error}")
+    launched = NumberSample(values, [node.words for node in nodes])
+    trace = recorder.trace
+    samples.append(_Sample(launched, recorder.uses, recorder.kinds, list(trace.sequence), list(trace.scalars)))
+    return None
+
+
+def _difference(first: _Sample, other: _Sample, uses: Sequence[NumberUse]) -> str | None:
+    """What operators did otherwise with other numbers, but for getting those."""
+    if first.sequence != other.sequence:
+        return "other operators run with another number"
+    given: dict[int, int] = {}
+    for use in uses:
+        given[use.operator] = given.get(use.operator, 0) + 1
+    for at, (one, two) in enumerate(zip(first.scalars, other.scalars, strict=True)):
+        if one != two:
+            differing = sum(a != b for a, b in zip(one, two, strict=False))
+            if len(one) != len(two) or differing > given.get(at, 0):
+                return f"{first.sequence[at]} gets what was computed from a number"
+    return None
+
+
+@define(eq=False)
+class _Slot:
+    """A node with numbers. ``at``: what stands in its places in the graph that is launched; None if that is unknown."""
+
+    node: GraphNode
+    places: list[NumberPlace]
+    recorded: tuple[bytes, ...]
+    at: tuple[bytes, ...] | None
+    _writer: BytesWriter | None = None
+
+    def set(self, executable: Any, wanted: tuple[bytes, ...]) -> bool:
+        """Put these there. False if the driver refuses."""
+        if wanted == self.at:
+            return True
+        if self._writer is None:
+            self._writer = self.node.bytes_editor([place.offset for place in self.places])
+        self.at = None
+        if not self._writer.set(executable, wanted):
+            return False
+        self.at = wanted
+        return True
+
+
+@define(eq=False)
+class GraphNumbers:
+    """Implements ``capture.engines.base.LiftedNumbers`` for one graph."""
+
+    _pool: CudaPool
+    _graph: torch.cuda.CUDAGraph
+    _places: tuple[NumberPlace, ...]
+    _nodes: Sequence[GraphNode]
+    powers: frozenset[int]
+    _kinds: set[torch.dtype]
+    _recorded: tuple[Number, ...]
+    """The numbers that the graph was captured with."""
+    _now: tuple[Number, ...] | None = field(init=False)
+    """Those that it has now; None while some of them are set."""
+    _slots: list[_Slot] = field(init=False)
+    _executable: Any = None
+
+    def __attrs_post_init__(self) -> None:
+        self._now, by_node = self._recorded, dict[int, list[NumberPlace]]()
+        for place in self._places:
+            by_node.setdefault(place.node, []).append(place)
+        self._slots = []
+        for node, places in by_node.items():
+            recorded = self._wanted(places, self._recorded)
+            assert recorded is not None
+            self._slots.append(_Slot(self._nodes[node], places, recorded, recorded))
+
+    @staticmethod
+    def _wanted(places: Sequence[NumberPlace], values: Sequence[Number]) -> tuple[bytes, ...] | None:
+        wanted = []
+        for place in places:
+            encoded = place.encoded(values[place.number])
+            if encoded is None:
+                return None
+            wanted.append(encoded)
+        return tuple(wanted)
+
+    def takes(self, values: Sequence[Number]) -> bool:
+        """All bytes of these numbers are known, and no type of the operators flushes or overflows them."""
+        for value, recorded in zip(values, self._recorded, strict=True):
+            is_other = type(value) is not type(recorded) or (type(value) is int and (value < 0) != (recorded < 0))
+            if is_other or not is_normal(value):
+                return False
+            if torch.float16 in self._kinds and not is_normal(value, 2.0**-14, 65504.0):
+                return False
+        return self._wanted(self._places, values) is not None
+
+    def put(self, values: Sequence[Number]) -> bool:
+        """See there."""
+        if tuple(values) == self._now:
+            return True
+        self._now = None
+        if not self._set(values):
+            return False
+        self._now = tuple(values)
+        return True
+
+    def _set(self, values: Sequence[Number]) -> bool:
+        wanted = [self._wanted(slot.places, values) for slot in self._slots]
+        with torch.cuda.device(self._pool.device):
+            if self._executable is None:
+                self._use_executable()
+            return all(
+                one is not None and slot.set(self._executable, one)
+                for slot, one in zip(self._slots, wanted, strict=True)
+            )
+
+    def _use_executable(self) -> None:
+        """Set numbers in the graph that was instantiated last, once that is on the device. It has the recorded ones."""
+        self._executable = kernel_params.executable_of(self._graph)
+        graph_edges.upload(int(self._executable), cuda.raw_stream(self._pool.index))
+        for slot in self._slots:
+            slot.at = slot.recorded
+
+    def follow(self) -> None:
+        """The graph was instantiated again, maybe in the middle of a call: give it that call's numbers."""
+        self._executable = None
+        if self._now is not None and not self._set(self._now):
+            self._now = None
+            raise kernel_params.DriverError("the driver takes no other parameters")

@@ -1,0 +1,263 @@
+"""Which bytes of a recorded graph's kernels hold a number that the body was called with. Pure: bytes in, places out.
+
+In: the parameters of all nodes of a recording, and of several further captures of the same body: two with the
+recording's own numbers, the others with other ones; and which nodes belong to operators that got which number. Out: the
+places of the numbers, each with its form, such as ``1 / v`` in 4 bytes; or the reason why the graph cannot be given
+another number.
+
+Nothing is taken for a number that is not one in every capture, bit for bit. And nothing else may follow the numbers:
+what differs between captures is either a number, or differs between two captures with the same numbers, too (addresses,
+and gaps in structures, which hold what the stack held last). A word that a launch computes from a number in a way which
+no form describes is a reason to refuse, and so is an operator none of whose nodes holds its number.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+
+from attrs import define, evolve, field, frozen
+
+from capture.engines.cuda.address_inference import NodeParameters
+
+Number = float | int
+Form = str
+_SMALLEST, _LARGEST = 2.0**-126, struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
+"""The normal numbers of float32. Beyond them operators raise, give infinity, or flush to zero, each as it likes."""
+_SMALLEST_HALF, _LARGEST_HALF = 2.0**-14, 65504.0
+
+
+@frozen
+class NumberUse:
+    """An operator that got a number, and the nodes that it launched."""
+
+    operator: int
+    name: str
+    number: int
+    first: int
+    end: int
+
+
+@frozen(eq=False)
+class NumberSample:
+    """One capture of the body."""
+
+    numbers: tuple[Number, ...]
+    nodes: Sequence[NodeParameters]
+
+
+@frozen
+class NumberPlace:
+    """Bytes of a node's parameters that hold a number. ``forms``: all that describe what was found there, each with
+    where it begins: a rounded number may look like a shorter one. Only a value that is the same in each of them can be
+    put there."""
+
+    node: int
+    offset: int
+    size: int
+    number: int
+    forms: tuple[tuple[int, Form], ...]
+
+    def encoded(self, value: Number) -> bytes | None:
+        """What stands there for a value; None if that cannot be told."""
+        told = [(begin - self.offset, encode(form, value)) for begin, form in self.forms]
+        whole = told[0][1]
+        if whole is None:
+            return None
+        for begin, part in told:
+            if part is None or whole[begin : begin + len(part)] != part:
+                return None
+        return whole
+
+
+@frozen
+class NumberRefusal:
+    """Why there is no telling where the numbers are. ``node``: where, if it is one place."""
+
+    reason: str
+    node: int | None = None
+
+
+def is_normal(value: float, smallest: float = _SMALLEST, largest: float = _LARGEST) -> bool:
+    """Neither zero, nor too small or too large for full precision."""
+    return math.isfinite(value) and smallest <= abs(value) <= largest
+
+
+def _float32(value: float) -> float | None:
+    if not is_normal(value):
+        return None
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return rounded
+
+
+def _single(value: float | None) -> bytes | None:
+    rounded = None if value is None else _float32(value)
+    return None if rounded is None else struct.pack("<f", rounded)
+
+
+def _double(value: float) -> bytes | None:
+    return struct.pack("<d", value) if is_normal(value) else None
+
+
+def _half(value: float) -> bytes | None:
+    rounded = _float32(value)  # torch goes by float32, too
+    if rounded is None or not is_normal(rounded, _SMALLEST_HALF, _LARGEST_HALF):
+        return None
+    return struct.pack("<e", rounded)
+
+
+def _bfloat(value: float) -> bytes | None:
+    bits = _single(value)
+    if bits is None:
+        return None
+    (word,) = struct.unpack("<I", bits)
+    word = (word + 0x7FFF + (word >> 16 & 1)) >> 16
+    return None if word & 0x7F80 == 0x7F80 else struct.pack("<H", word)
+
+
+def _inverse(value: float) -> float | None:
+    rounded = _float32(value)
+    return None if rounded is None else 1.0 / rounded
+
+
+_OF_FLOATS: dict[Form, Callable[[float], bytes | None]] = {
+    "v as float64": _double,
+    "-v as float64": lambda v: _double(-v),
+    "1 / v as float64": lambda v: _double(1.0 / v),
+    "v as float32": _single,
+    "-v as float32": lambda v: _single(-v),
+    "1 / v as float32": lambda v: _single(_inverse(v)),
+    "1 / v, rounded to float32": lambda v: _single(1.0 / v),
+    "v as bfloat16": _bfloat,
+    "-v as bfloat16": lambda v: _bfloat(-v),
+    "v as float16": _half,
+    "-v as float16": lambda v: _half(-v),
+}
+_LARGEST_WHOLE = 1 << 24
+"""Beyond it float32 has not every whole number; the forms of a number are the same in all types up to there."""
+_OF_INTEGERS: dict[Form, Callable[[int], bytes | None]] = {
+    "v as int64": lambda v: struct.pack("<q", v),
+    "-v as int64": lambda v: struct.pack("<q", -v),
+    "v as int32": lambda v: struct.pack("<i", v),
+    "-v as int32": lambda v: struct.pack("<i", -v),
+}
+
+
+def encode(form: Form, value: Number) -> bytes | None:
+    """The bytes of a number in a form; None where it has none that is sure."""
+    if not value:
+        return None
+    if type(value) is int:
+        if abs(value) > _LARGEST_WHOLE:
+            return None
+        if form in _OF_INTEGERS:
+            return _OF_INTEGERS[form](value)
+    return _OF_FLOATS[form](float(value)) if form in _OF_FLOATS else None
+
+
+def _forms_of(value: Number) -> list[Form]:
+    return [*_OF_INTEGERS, *_OF_FLOATS] if type(value) is int else list(_OF_FLOATS)
+
+
+def infer_numbers(
+    recorded: Sequence[NodeParameters], samples: Sequence[NumberSample], uses: Sequence[NumberUse]
+) -> list[NumberPlace] | NumberRefusal:
+    """Places of the numbers in the ``recorded`` nodes. The first two samples have the recording's own numbers."""
+    for sample in samples:
+        if len(sample.nodes) != len(recorded):
+            return NumberRefusal(f"a further capture has {len(sample.nodes)} nodes instead of {len(recorded)}")
+    places: list[NumberPlace] = []
+    for at, node in enumerate(recorded):
+        if node.closed is not None and node.kind == "other":
+            return NumberRefusal(node.closed, at)
+        twins = [sample.nodes[at] for sample in samples]
+        if any((one.kind, one.same, len(one.words)) != (node.kind, node.same, len(node.words)) for one in twins):
+            return NumberRefusal("another number launches something else there", at)
+        found = _places(at, node, twins, samples)
+        if isinstance(found, NumberRefusal):
+            return found
+        places += found
+    return _complete(places, uses) or places
+
+
+def _complete(places: Sequence[NumberPlace], uses: Sequence[NumberUse]) -> NumberRefusal | None:
+    there = {(place.node, place.number) for place in places}
+    for use in uses:
+        if use.first == use.end:  # nothing runs, as on empty tensors
+            continue
+        if not any((node, use.number) in there for node in range(use.first, use.end)):
+            return NumberRefusal(f"no parameter of {use.name} holds its number", use.first)
+    return None
+
+
+@define
+class _Bytes:
+    """One node's parameters in the recording and in all samples."""
+
+    own: bytes
+    every: list[bytes]
+    varies: set[int] = field(init=False)
+    """Bytes that differ between captures with different numbers."""
+    noise: set[int] = field(init=False)
+    """Bytes that differ between captures with the same ones."""
+
+    def __attrs_post_init__(self) -> None:
+        first, again = self.every[:2]
+        self.noise = {at for at in range(len(first)) if first[at] != again[at]}
+        self.varies = {at for at in range(len(first)) if any(one[at] != first[at] for one in self.every[2:])}
+
+
+def _places(
+    node: int, recorded: NodeParameters, twins: Sequence[NodeParameters], samples: Sequence[NumberSample]
+) -> list[NumberPlace] | NumberRefusal:  # fmt: skip
+    if all(one.words == twins[0].words for one in twins):
+        return []
+    block = _Bytes(_bytes_of(recorded), [_bytes_of(one) for one in twins])
+    if recorded.kind != "kernel":
+        return NumberRefusal("a copy follows the number", node) if block.varies - block.noise else []
+    found: dict[tuple[int, int, int], list[Form]] = {}
+    for number, own in enumerate(samples[0].numbers):
+        for form in _forms_of(own):
+            told = [encode(form, sample.numbers[number]) for sample in samples]
+            wanted = [one for one in told if one is not None]
+            if len(wanted) == len(told):
+                for offset in _where(block, wanted):
+                    found.setdefault((-len(wanted[0]), offset, number), []).append(form)
+    places: list[NumberPlace] = []
+    for (size, offset, number), forms in sorted(found.items()):
+        place = NumberPlace(node, offset, -size, number, tuple((offset, form) for form in forms))
+        met = [one for one in places if one.offset < offset - size and offset < one.offset + one.size]
+        if any(one.number != number or len(met) > 1 for one in met):
+            return NumberRefusal("two numbers may stand at one place", node)
+        if not met:
+            places.append(place)
+        elif not (_span(met[0]) - _span(place)) & block.varies:  # else the bytes beside it are of the same number
+            places[places.index(met[0])] = evolve(met[0], forms=(*met[0].forms, *place.forms))
+    covered = {at for place in places for at in _span(place)}
+    left = block.varies - block.noise - covered
+    if left:
+        return NumberRefusal(f"a parameter follows the number in an unknown way (byte {min(left)})", node)
+    return places
+
+
+def _span(place: NumberPlace) -> set[int]:
+    return set(range(place.offset, place.offset + place.size))
+
+
+def _where(block: _Bytes, wanted: Sequence[bytes]) -> list[int]:
+    """Places that hold these bytes in each sample, and the first of them in the recording."""
+    size, first = len(wanted[0]), wanted[0]
+    places = []
+    for offset in {at - at % size for at in block.varies}:
+        end = offset + size
+        is_there = block.own[offset:end] == first and all(
+            one[offset:end] == other for one, other in zip(block.every, wanted, strict=True)
+        )
+        if is_there:
+            places.append(offset)
+    return places
+
+
+def _bytes_of(node: NodeParameters) -> bytes:
+    return struct.pack(f"<{len(node.words)}Q", *node.words)
