@@ -33,7 +33,7 @@ _ARTEFACTS: dict[str, tuple[str, ...]] = {
     "skips": ("eager", "fallback"),
     "plans": ("plan", "plan-loaded", "plan-stale"),
 }
-_EVENTS_KEPT = 400  # of one function; enough for a report, bounded for a server that runs for weeks
+_EVENTS_KEPT = 128  # of one function; enough for a report, bounded for a server that runs for weeks
 
 _TIMES_KEPT = 32
 

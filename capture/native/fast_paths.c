@@ -93,6 +93,24 @@ static PyObject *paths_add(PyObject *object, PyObject *path)
     Py_RETURN_NONE;
 }
 
+static PyObject *paths_remove(PyObject *object, PyObject *path)
+{
+    FastPaths *self = (FastPaths *)object;
+    Py_ssize_t at = 0;
+    while (at < self->count && self->paths[at] != path)
+        at++;
+    if (at == self->count)
+        Py_RETURN_NONE;
+    PyObject *gone = self->paths[at];
+    self->count--;
+    for (; at < self->count; at++)
+        self->paths[at] = self->paths[at + 1];
+    self->last = 0;
+    memset(self->after, 0, sizeof(self->after));
+    Py_DECREF(gone);
+    Py_RETURN_NONE;
+}
+
 static int paths_forget(PyObject *object)
 {
     FastPaths *self = (FastPaths *)object;
@@ -145,6 +163,7 @@ static PyObject *paths_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static PyMethodDef methods[] = {
     {"bound", paths_bound, METH_O, "The result of a call with these values of all parameters, or MISS."},
     {"add", paths_add, METH_O, "Take this path first from now on."},
+    {"remove", paths_remove, METH_O, "Forget this path, if it is there."},
     {"clear", paths_clear, METH_NOARGS, "Forget all."},
     {NULL, NULL, 0, NULL},
 };

@@ -37,7 +37,7 @@ from capture.tree.tree import Tree
 _KINDS = frozenset([torch.Tensor, torch.nn.Parameter])
 _ANYWHERE = 64  # the alignment of a tensor whose address does not matter
 _KEPT = 8  # paths for equal shapes: several for each thread and mode
-_FORMS = 2  # paths of one entry in one thread, whose calls differ in something that is not in the key
+_FORMS = 3  # paths of one entry in one thread, whose calls differ in something that is not in the key
 _NO_POSITION = (1, 0)  # at least one value and at most none: no call by position alone fits
 
 Values = Sequence[Any]
@@ -119,8 +119,10 @@ class Shortcuts:
         alike = self._by_shapes.setdefault(_shapes(values), [])
         whose = entry.number, id(in_use())
         ours = [one for one in alike if one[:2] == whose]
-        stale = {id(one) for one in ours[_FORMS - 1 :]}  # a path that still fitted would have taken this call
-        alike[:] = [(*whose, path), *[one for one in alike if id(one) not in stale]]
+        stale = ours[_FORMS - 1 :]  # a path that still fitted would have taken this call
+        for *_, gone in stale:
+            self._paths.remove(gone)  # C would keep it, and look at it, until many others have come
+        alike[:] = [(*whose, path), *[one for one in alike if all(one is not other for other in stale)]]
         del alike[_KEPT:]
 
     def pause(self) -> None:
@@ -139,8 +141,10 @@ class Shortcuts:
         return [one for paths in list(self._by_shapes.values()) for *_, path in paths for one in path.times()]
 
     def forget(self, entry: int) -> None:
-        """The entry with this number has no recording any more. C keeps the paths that it took last for a while."""
+        """The entry with this number has no recording any more."""
         for shapes, paths in list(self._by_shapes.items()):
+            for *_, path in [one for one in paths if one[0] == entry]:
+                self._paths.remove(path)
             paths[:] = [one for one in paths if one[0] != entry]
             if not paths:
                 self._by_shapes.pop(shapes, None)

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from capture import capture, config, mark_step_begin, recordings, release
 from capture import native as _native
-from capture.api.decorator import captured_states
+from capture.api.decorator import captured_state, captured_states
 from capture.key.code_names import same_value
 from capture.key.tensor_meta import same_bits
 from capture.native import MISS, native
+from capture.runtime.fast_path import Shortcuts
 from capture.tree import thread_trees
 from tests.support.device import DEVICE, use_device
 from tests.support.fast_paths import Named, goes_straight, refused, scaled, tensors
@@ -267,6 +268,28 @@ def test_bad_arguments_of_the_module_itself() -> None:
     assert paths.bound(()) is MISS
     with pytest.raises(TypeError):
         paths.bound([])
+
+
+def test_a_path_that_is_removed_takes_no_call() -> None:
+    mine = capture(lambda x: x + 1)
+    x = torch.randn(3, device=DEVICE)
+    for _ in range(4):
+        mine(x)
+    shortcuts = captured_state(mine).fast_paths
+    assert isinstance(shortcuts, Shortcuts)
+    ((entry, _, path),) = next(iter(shortcuts._by_shapes.values()))
+    others = [native.FastPaths(MISS) for _ in range(2)]
+    for paths in others:
+        paths.add(path)
+        assert torch.equal(paths(x), x + 1)
+    others[0].remove(path)
+    others[0].remove(path)
+    assert others[0](x) is MISS
+    assert torch.equal(others[1](x), x + 1)
+    held = sys.getrefcount(path)
+    shortcuts.forget(entry)
+    assert sys.getrefcount(path) == held - 2  # neither Python nor C keeps it
+    assert torch.equal(mine(x), x + 1)
 
 
 def test_many_recordings_and_many_shapes(way: str) -> None:
