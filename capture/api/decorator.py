@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import torch
-from attrs import define, field
+from attrs import Factory, define, field
 from torch.compiler import is_dynamo_compiling
 
 from capture.core import config, events, forks
@@ -30,6 +30,7 @@ from capture.observe import aoti_packages, source_location
 from capture.runtime import dispatch, fault_boundary
 from capture.runtime.captured import Captured, weakly
 from capture.runtime.fast_path import Shortcuts
+from capture.runtime.lives import Lives, lives_of
 from capture.torch_private.capabilities import is_profiling, profiler_flag, profiler_range
 from capture.torch_private.replicas import replicate_uncaptured
 from capture.tree import thread_trees
@@ -125,6 +126,7 @@ class Handle:
     annotation: Annotation
     function: Callable[..., Any]
     binder: Binder
+    lives: Lives = field(default=Factory(lambda self: lives_of(_code_of(self.function)), takes_self=True), init=False)
     single: Captured | None = None
     """The state of all calls that come without an instance."""
     instances: Instances = field(factory=dict)
@@ -134,6 +136,8 @@ class Handle:
     """Tells whether the first argument of a call is the instance."""
     make_single: Callable[[], Captured] | None = None
     """Makes ``single`` at the first such call, for a function of which only calls tell whether it is a method."""
+    others: Captured | None = None
+    """Stands for the instances that are not looked at, as those before them came and went."""
 
     def of(self, receiver: Any) -> Captured:
         """The state of one instance, made at its first call."""
@@ -151,7 +155,7 @@ class Handle:
                 return
             gone = self.instances.pop(address, None)
             if gone is not None:
-                gone[1].retire()
+                gone[1].end()
 
         try:
             reference: Callable[[], Any] = weakref.ref(receiver, died)
@@ -159,6 +163,22 @@ class Handle:
             reference = functools.partial(_same, receiver)
         self.instances[address] = (reference, captured, captured.straight)
         return captured
+
+    def call(self, receiver: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of an instance that took no fast path."""
+        entry = self.instances.get(id(receiver))
+        if entry is not None and entry[0]() is receiver:
+            return dispatch.call(entry[1], args, kwargs)
+        lives = self.lives
+        if lives.gave_up and self.annotation.fallback != "error" and lives.passes():
+            return dispatch.pass_by(self._others(), (receiver, *args), kwargs)
+        return dispatch.call(self.of(receiver), args, kwargs)
+
+    def _others(self) -> Captured:
+        if self.others is None:
+            made = Captured(self.annotation, self.function, self.binder, Shortcuts(), dispatch.call, keeps_plans=False)
+            self.others = adopted(made)
+        return self.others
 
     def alone(self) -> Captured:
         """``single``; it is made at the first use."""
@@ -183,6 +203,8 @@ class Handle:
         """All states made so far."""
         if self.single is not None:
             yield self.single
+        if self.others is not None:
+            yield self.others
         for _, captured, _ in list(self.instances.values()):
             yield captured
 
@@ -201,7 +223,7 @@ def hand_back(wrapper: Callable[..., Any], handle: Handle) -> None:
 
 def _retire_all(handle: Handle) -> None:
     for captured in handle.states():
-        captured.retire()
+        captured.end()
 
 
 def _same(value: Any) -> Any:
@@ -216,7 +238,10 @@ def _new(annotation: Annotation, function: Callable[..., Any], binder: Binder, r
         if config.current().strict:
             raise
         named, error = NamedKey(), found
-    captured = Captured(annotation, function, binder, Shortcuts(), dispatch.call, named, weakly(receiver))
+    captured = Captured(
+        annotation, function, binder, Shortcuts(), dispatch.call, named, weakly(receiver),
+        lives=lives_of(_code_of(function)),
+    )  # fmt: skip
     if error is not None:
         fault_boundary.give_up(captured, error)
     _all.add(captured)
@@ -251,6 +276,12 @@ def _capture(target: Any, options: dict[str, Any], *, method: bool | None = None
     if isinstance(call, types.FunctionType):
         return _function(call, options, receiver=target, keep=target)
     return _function(target, options, keep=target)
+
+
+def _code_of(function: Any) -> types.CodeType | None:
+    """That of the user's function, within what wraps it."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
 
 
 def _instead(target: object) -> str:
@@ -328,19 +359,19 @@ def _function(function: Any, options: dict[str, Any], *, receiver: Any = None, k
         return dispatch.call(captured, args, kwargs) if result is MISS else result
 
     _dress(wrapper, target, handle)
-    weakref.finalize(wrapper, captured.retire).atexit = False
+    weakref.finalize(wrapper, captured.end).atexit = False
     return wrapper
 
 
 def _method(function: types.FunctionType, options: dict[str, Any]) -> Any:
     handle = _annotated(function, options, method=True, name=_name_of(function))
-    of, straight = handle.of, handle.straight()
+    call, straight = handle.call, handle.straight()
 
     def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return function(self, *args, **kwargs)
         result = MISS if kwargs else straight(self, args)
-        return dispatch.call(of(self), args, kwargs) if result is MISS else result
+        return call(self, args, kwargs) if result is MISS else result
 
     _dress(wrapper, function, handle)
     return wrapper
@@ -355,7 +386,7 @@ def _method_or_not(function: types.FunctionType, options: dict[str, Any]) -> Any
         return _method(function, options)
     handle = _annotated(function, options, method=True, name=_name_of(function))
     handle.is_receiver = is_receiver = _receivers_of(function)
-    of, alone, straight, instances = handle.of, handle.alone, handle.straight(), handle.instances
+    call, alone, straight, instances = handle.call, handle.alone, handle.straight(), handle.instances
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
@@ -367,12 +398,12 @@ def _method_or_not(function: types.FunctionType, options: dict[str, Any]) -> Any
             if result is not MISS:
                 return result
         if args and is_receiver(args[0]):
-            return dispatch.call(of(args[0]), args[1:], kwargs)
+            return call(args[0], args[1:], kwargs)
         return dispatch.call(alone(), args, kwargs)
 
     def make_single() -> Captured:
         captured = _new(as_function.annotation, function, as_function.binder, None)
-        weakref.finalize(wrapper, captured.retire).atexit = False
+        weakref.finalize(wrapper, captured.end).atexit = False
         return captured
 
     handle.make_single = make_single
@@ -400,7 +431,7 @@ def _capture_module(module: torch.nn.Module, options: dict[str, Any]) -> torch.n
 
 def _retire(instances: Instances) -> None:
     for _, captured, _ in instances.values():
-        captured.retire()
+        captured.end()
 
 
 def _dress(wrapper: Any, target: Any, handle: Handle) -> None:
@@ -439,6 +470,13 @@ def captured_states(target: Any) -> list[Captured]:
     if handle.make_single is not None and not handle.instances:
         return [handle.alone()]
     return list(handle.states())
+
+
+def begin_anew(target: Any) -> None:
+    """What instances of it cost that came and went counts no more."""
+    handle = _handle_of(target.forward if isinstance(target, torch.nn.Module) else target)
+    if handle is not None:
+        handle.lives.start_anew()
 
 
 def captured_state(target: Any) -> Captured:

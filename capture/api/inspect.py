@@ -15,7 +15,7 @@ from attrs import frozen
 from typing_extensions import override
 
 from capture.api import warmup as _warmup
-from capture.api.decorator import all_states, captured_state, captured_states
+from capture.api.decorator import all_states, begin_anew, captured_state, captured_states
 from capture.api.progress import progress
 from capture.api.warmup import Case, RecordingSize, WarmupReport
 from capture.core.errors import AnnotationError, CaptureWarning
@@ -35,7 +35,7 @@ from capture.plan_cache.store import LoadReport
 from capture.reporting import text
 from capture.reporting.tables import Table, Tabular
 from capture.rules.compile_plan import compile_plan
-from capture.runtime import branches
+from capture.runtime import branches, lives
 from capture.runtime.captured import Captured
 from capture.state.call import Call
 
@@ -332,6 +332,10 @@ def reset(function: Any = None) -> None:
     """Forget everything about a captured function, or about all: recordings, plans in memory, warnings, counters."""
     for captured in all_states() if function is None else captured_states(function):
         captured.reset()
+    if function is None:
+        lives.forget()
+    else:
+        begin_anew(function)
 
 
 def release(function: Any = None) -> None:

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import Any
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from capture.core import config
 from capture.core.events import Counters
@@ -77,6 +77,18 @@ class Spent:
     ms: float = 0.0
 
 
+@frozen
+class Account:
+    """What one budget did by itself."""
+
+    calls: int
+    replays: int
+    efforts: float
+    ms: float
+    paid: float
+    """Efforts that replays were worth."""
+
+
 @define(eq=False)
 class Budget:
     """Debt, efforts and payments of one captured function."""
@@ -105,6 +117,9 @@ class Budget:
     _replays: int = 0
     _paid: float = 0.0
     """What replays paid since the last effort."""
+    _paid_in_all: float = 0.0
+    _inherited: Account = Account(calls=0, replays=0, efforts=0.0, ms=0.0, paid=0.0)
+    """What others before it did."""
     _earned: float = 0.0
     _calm: float = 0.0
     _until_rest: int = CALM
@@ -123,6 +138,25 @@ class Budget:
     _failed: OrderedDict[int, None] = field(factory=OrderedDict)
     """Keys of which a recording was dropped or could not be made."""
 
+    # ----------------------------------------------------------------------------------------- states that come and go
+
+    def inherit(self, *, debt: float, others: Account, rests: int) -> None:
+        """Begin with the debt of others, which ended (``Lives``). ``rests``: so many calls go straight to the body."""
+        self.debt, self.gave_up, self._inherited = debt, debt >= self.most, others
+        self._efforts, self._ms = others.efforts, others.ms
+        if self.gave_up:
+            self._rested = True
+        self.resting = rests if self.may_rest else 0
+
+    def account(self) -> Account:
+        """What it did itself."""
+        self._pay()
+        made, others = self.counters, self._inherited
+        return Account(
+            calls=made.body_runs + made.replays, replays=made.replays, efforts=self._efforts - others.efforts,
+            ms=self._ms - others.ms, paid=self._paid_in_all,
+        )  # fmt: skip
+
     # --------------------------------------------------------------------------------------------------- what is known
 
     @property
@@ -139,6 +173,7 @@ class Budget:
         rate = self._efforts / self._ms if self._ms else 0.0  # efforts by millisecond
         paid = gained * self.eager_ms * _SAVED * rate
         self.debt, self._paid = max(0.0, self.debt - paid), self._paid + paid
+        self._paid_in_all += paid
         self._calm = max(0.0, self._calm - gained)
         if gained > 1:
             self._forget()
@@ -258,7 +293,8 @@ class Budget:
             return True
         if self._may_have_settled(hash(key), again):
             return True
-        calls, replays = self.counters.body_runs + self.counters.replays, self.counters.replays
+        replays = self.counters.replays + self._inherited.replays
+        calls = self.counters.body_runs + self.counters.replays + self._inherited.calls
         return self._ms <= (PART * calls + _SAVED * replays) * self.eager_ms
 
     def _may_have_settled(self, number: int, again: int) -> bool:

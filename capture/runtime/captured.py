@@ -31,6 +31,7 @@ from capture.observe import source_location
 from capture.runtime.buckets import Sizes
 from capture.runtime.budget import Budget, most_efforts
 from capture.runtime.entry import Entry, Family
+from capture.runtime.lives import Lives
 from capture.runtime.payoff import Trial
 from capture.runtime.replacements import Replacements
 from capture.state.call import Call
@@ -117,6 +118,8 @@ class Captured:
     deposits: Callable[[Sequence[int]], Sequence[torch.Tensor]] | None = None
     """As in ``OutputPlan``."""
     make_call: Callable[..., Call] = Call
+    lives: Lives = field(factory=Lives)
+    """What others with the same code left behind."""
     number: int = field(factory=lambda: next(_numbers), init=False)
     log: Log = field(default=Factory(lambda self: Log(self.annotation.function), takes_self=True))
     findings: dict[tuple[str, str | None], Finding] = field(factory=dict)
@@ -164,6 +167,8 @@ class Captured:
 
     def __attrs_post_init__(self) -> None:
         self.budget = self._new_budget()
+        self.lives.begin(self.budget)
+        self.is_told = self.lives.is_told
         self.range_name = self.log.range_name("replay")
         if self.annotation.buckets is not None and not self.is_backward:
             self.sizes = Sizes.of(self.annotation.buckets, self.binder)
@@ -283,6 +288,11 @@ class Captured:
         self.clear_fast_paths()
         self.families.clear()
         self.lifted.clear()
+
+    def end(self) -> None:
+        """Its object is gone, or its function."""
+        self.lives.end(self.budget)
+        self.retire()
 
     def reset(self) -> None:
         """As if just decorated."""

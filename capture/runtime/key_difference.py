@@ -32,13 +32,30 @@ _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 def given_up(captured: Captured, call: Call) -> GivenUp:
     """What the budget of a function was spent on, and what varied meanwhile."""
-    budget = captured.budget
+    budget, lives = captured.budget, captured.lives
+    if lives.owe_most(budget):
+        return _of_lives(captured)
     spent = budget.spent
     keys = [key for key in budget.keys if len(key) == len(budget.keys[-1])]
     of_keys = list(_of_keys(captured, keys, call)) if len(keys) > 1 else []
     return GivenUp(
         observations=spent.observations, recordings=spent.recordings, drops=spent.drops, ms=spent.ms,
         variations=(*of_keys, *_of_state(budget.changed)), where=source_location.user_location(),
+    )  # fmt: skip
+
+
+def _of_lives(captured: Captured) -> GivenUp:
+    """What was spent on objects that came and went."""
+    lives = captured.lives
+    receiver = captured.receiver
+    if receiver is None:
+        what, change = "the function itself", f"captured anew, {lives.ended} times so far"
+    else:
+        what, change = "'self'", f"a new {type(receiver).__name__} object after few calls, {lives.ended} so far"
+    return GivenUp(
+        observations=lives.spent.observations, recordings=lives.spent.recordings, drops=lives.spent.drops,
+        ms=lives.spent.ms, variations=(Variation(what=what, change=change, about="object"),),
+        where=source_location.user_location(),
     )  # fmt: skip
 
 

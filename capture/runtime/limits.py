@@ -82,7 +82,8 @@ def run_given_up(captured: Captured, entry: Entry, bound: Call) -> Any:
     if not captured.budget.gave_up:
         why = "half of what may be tried led to no replay, and this key is new"
         return run_eagerly(captured, bound, why, weight=0.0)
-    if not captured.is_told:
+    if not captured.is_told or captured.lives.has_news:
+        captured.lives.is_told = captured.lives.owe_most(captured.budget)
         given_up = key_difference.given_up(captured, bound)
         captured.report(compile_plan(captured.annotation, captured.bare_facts(given_up=given_up)))
     return run_eagerly(captured, bound, "recordings of it are not used again")

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from capture.runtime import lives
 from capture.testing.replays import assert_no_eager
+
+
+@pytest.fixture(autouse=True)
+def _no_objects_before() -> None:
+    """Objects that came and went in other tests do not count: a test is alike alone and among others."""
+    lives.forget()
 
 
 @pytest.fixture
