@@ -32,6 +32,8 @@ class Pin:
     made_by: weakref.ref[Node] | None = None
     """The node whose output it is."""
     number: int = 0
+    rests: bool = False
+    """A gradient that the next run of its recording replaces: until then it is as any other."""
 
     @property
     def node(self) -> Node | None:
@@ -44,7 +46,7 @@ class Pin:
         return self.held() is not None
 
 
-def pins_of(groups: Iterable[OutputGroup]) -> list[Pin]:
+def pins_of(groups: Iterable[OutputGroup], *, rests: bool = False) -> list[Pin]:
     """Pins for the outputs of these groups that are in use. The node goes on watching them until ``leave``."""
     pins = []
     for node, number in groups:
@@ -53,7 +55,7 @@ def pins_of(groups: Iterable[OutputGroup]) -> list[Pin]:
         storage = held() if held is not None else None
         block = outputs.groups[number].block
         if storage is not None and storage.data_ptr() == block.address:  # else its holder gave it other memory
-            pins.append(Pin(block, hold(storage), weakref.ref(node), number))
+            pins.append(Pin(block, hold(storage), weakref.ref(node), number, rests))
     return pins
 
 

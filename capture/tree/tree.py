@@ -196,8 +196,8 @@ class Tree:
 
     def end_path(self, reason: str, successor: Node | None = None) -> None:
         """End the step. Outputs that are still used are pinned, or turn stale if they were borrowed. Gradients that the
-        ``successor`` replaces stay."""
-        lingering, leaving, in_place = [], [], False
+        ``successor`` replaces stay; those that their own recording replaces rest until it comes again."""
+        lingering, resting, leaving, in_place = [], [], [], False
         for node in self.path:
             assert node.outputs is not None
             stays = node.outputs.gradients if node is successor and node.outputs.keeps_gradients() else {}
@@ -209,11 +209,13 @@ class Tree:
                     continue
                 if successor is not None and self._is_replaced(node, number, successor):
                     lingering.append((node, number))
+                elif self._is_replaced(node, number, node):
+                    resting.append((node, number))
                 else:
                     leaving.append((node, number))
-        if lingering or leaving:
+        if lingering or resting or leaving:
             self.base = self.path[-1].layout
-        self._pin(leaving)
+        self._pin(leaving, resting)
         self.lingering[:], self.awaited, self.in_place = lingering, successor, in_place
         self._end()  # last, so that an exception before it leaves the step as it is
 
@@ -222,10 +224,10 @@ class Tree:
         self.awaited = None
         self._linger_no_more(self.lingering)
 
-    def _pin(self, groups: Sequence[tuple[Node, int]]) -> None:
+    def _pin(self, groups: Sequence[tuple[Node, int]], resting: Sequence[tuple[Node, int]] = ()) -> None:
         """Pin outputs that are in use. An exception in between leaves them pinned, perhaps twice, but never
-        unprotected."""
-        found = _pins.pins_of(groups)
+        unprotected. ``resting``: of these their recording still knows who uses them."""
+        found = [*_pins.pins_of(groups), *_pins.pins_of(resting, rests=True)]
         if found:
             self.pins, self.pool_is_at = (*self._pins_in_use(), *found), None
         _pins.leave(groups)
@@ -244,9 +246,10 @@ class Tree:
             return True
         if not all(pin.is_used for pin in self.pins):
             self.pins = tuple(self._pins_in_use())
+        self._take_back(node)
         for pinned in {pin.node for pin in self.pins if node.is_in_the_way(pin.block)}:
             if pinned is not None and pinned.tree is self:
-                self._own(pinned, [pin.number for pin in self.pins if pin.node is pinned])
+                self._own(pinned, self._longer_used(pinned, node))
         if self.backend.owns_in_place and node.outputs is not None:
             blocks = [pin.block for pin in self.pins]
             self._own(node, [at for at, one in enumerate(node.outputs.groups) if any(map(one.block.overlaps, blocks))])
@@ -256,6 +259,30 @@ class Tree:
             return False
         node.clear_of = self.pins
         return True
+
+    def _take_back(self, node: Node) -> None:
+        """Gradients of this recording rest, and it replaces them, as nobody but their parameters has them: they are no
+        pins any more. Without this a step of training between other captured work would get fresh memory for each of
+        its gradients, call after call."""
+        resting = [pin for pin in self.pins if pin.rests and pin.node is node]
+        if not resting or self.path or self.lingering:
+            return
+        assert node.outputs is not None
+        in_place = node.outputs.keeps_gradients()
+        untouched = node.outputs.gradients if in_place else {}
+        resting = [pin for pin in resting if pin.number in untouched or self._is_replaced(node, pin.number, node)]
+        # lingering first, so that an exception in between leaves them protected
+        self.lingering[:], self.awaited, self.in_place = [(node, pin.number) for pin in resting], node, in_place
+        self.pins = tuple([pin for pin in self.pins if pin not in resting])
+
+    def _longer_used(self, pinned: Node, node: Node) -> list[int]:
+        """The pinned outputs of a recording that are to be owned, as ``node`` needs their memory. Resting gradients
+        are not the first time: ``node`` is recorded again beside them, once for each recording that they are of."""
+        found = [pin for pin in self.pins if pin.node is pinned]
+        if pinned is not node and node.key[0] not in pinned.room_for and any(pin.rests for pin in found):
+            pinned.room_for.add(node.key[0])
+            return [pin.number for pin in found if not pin.rests]
+        return [pin.number for pin in found]
 
     def _own(self, node: Node, numbers: Sequence[int]) -> None:
         """Make these outputs owned. Recordings that take such an output as an argument in the pool do not fit any

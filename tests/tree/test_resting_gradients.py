@@ -1,0 +1,147 @@
+"""Steps of training between other captured work: their gradients stay where they are, and are made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capture import capture, mark_step_begin, recordings
+from tests.support.device import AGAIN, DEVICE
+
+Batches = Callable[[], Tensor]
+
+
+class Program:
+    """A model with a step of its own and a function that reads it, captured or not."""
+
+    def __init__(self, *, captured: bool, width: int = 32) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Linear(width, 1)).to(DEVICE)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        self.step: Any = capture(self._step) if captured else self._step
+        self.check: Any = capture(self._check) if captured else self._check
+        self.batches = torch.Generator().manual_seed(1)
+
+    def _step(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss: Tensor = self.net(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def _check(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            first: Any = self.net[0]
+            for _ in range(4):
+                x = torch.tanh(first(x)) @ first.weight
+            found: Tensor = self.net(x).sum()
+            return found
+
+    def batch(self, count: int = 8) -> Tensor:
+        return torch.randn(count, 16, generator=self.batches, device="cpu").to(DEVICE)
+
+    def state(self) -> list[Any]:
+        return [[None if one is None else one.tolist() for one in (p, p.grad)] for p in self.net.parameters()]
+
+
+def played(scene: Callable[[Program, Callable[[], None]], list[Any]], mark: Callable[[], None]) -> Program:
+    mine, theirs = Program(captured=True), Program(captured=False)
+    assert scene(mine, mark) == scene(theirs, mark)
+    return mine
+
+
+def trained_and_checked(program: Program, mark: Callable[[], None]) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(4):
+        for work in [program.step] * 5 + [program.check] * 4:
+            mark()
+            found.append(work(program.batch()).tolist())
+        found.append(program.state())
+    return found
+
+
+def in_turn(program: Program, mark: Callable[[], None]) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(12):
+        for work in (program.step, program.check):
+            mark()
+            found.append(work(program.batch()).tolist())
+        found.append(program.state())
+    return found
+
+
+@pytest.mark.parametrize("mark", [mark_step_begin, lambda: None], ids=["marked", "unmarked"])
+@pytest.mark.parametrize("scene", [trained_and_checked, in_turn])
+def test_no_gradient_is_owned(scene: Any, mark: Callable[[], None]) -> None:
+    mine = played(scene, mark)
+    for one in (mine.step, mine.check):
+        counts = recordings(one)
+        assert counts.kept_outputs == 0, str(counts)
+        assert counts.recordings <= 2, str(counts)
+        assert counts.replays >= 8, str(counts)
+
+
+def test_a_gradient_that_somebody_took_meanwhile_keeps_its_values() -> None:
+    def scene(program: Program, mark: Callable[[], None]) -> list[Any]:
+        kept: list[Tensor] = []
+        for number in range(10):
+            mark()
+            program.step(program.batch())
+            if number == 5:
+                kept += [p.grad for p in program.net.parameters() if p.grad is not None]
+            mark()
+            program.check(program.batch())
+            if number == 7:
+                kept += [p.grad.view(-1) for p in program.net.parameters() if p.grad is not None]
+        return [*program.state(), [one.tolist() for one in kept]]
+
+    mine = played(scene, mark_step_begin)
+    assert recordings(mine.step).replays >= 4
+
+
+@pytest.mark.parametrize("change", ["written", "replaced", "none", "another size"])
+def test_gradients_that_somebody_changed_meanwhile(change: str) -> None:
+    def scene(program: Program, mark: Callable[[], None]) -> list[Any]:
+        found: list[Any] = []
+        for number in range(12):
+            mark()
+            found.append(program.step(program.batch(5 if change == "another size" and number % 4 == 3 else 8)).tolist())
+            mark()
+            found.append(program.check(program.batch()).tolist())
+            weight = program.net[0].weight
+            assert isinstance(weight, Tensor)
+            if change == "written":
+                assert weight.grad is not None
+                weight.grad.mul_(2)
+            elif change == "replaced":
+                weight.grad = torch.ones_like(weight)
+            elif change == "none":
+                weight.grad = None
+            found.append(program.state())
+        return found
+
+    mine = played(scene, mark_step_begin)
+    assert recordings(mine.step).replays >= 4
+    assert recordings(mine.check).replays >= 4
+
+
+def test_recordings_of_several_sizes_are_made_a_few_times() -> None:
+    """Gradients of each lie elsewhere: what comes between them is not recorded again and again."""
+
+    def scene(program: Program, mark: Callable[[], None]) -> list[Any]:
+        found: list[Any] = []
+        for number in range(60):
+            mark()
+            found.append(program.step(program.batch(4 + number % 3)).tolist())
+            mark()
+            found.append(program.check(program.batch()).tolist())
+        return [*found, program.state()]
+
+    mine = played(scene, mark_step_begin)
+    assert recordings(mine.check).recordings <= 4 + AGAIN, str(recordings(mine.check))
+    assert recordings(mine.step).recordings <= 6 + 3 * AGAIN, str(recordings(mine.step))
+    assert recordings(mine.check).replays >= 45
