@@ -237,7 +237,7 @@ class ObserveMode(BreakNotes):
 
     def told(self, op: OperatorTraits, result: Any) -> str:
         """What the host learns from this operator, or where the body returns it, if that is all that comes of it."""
-        place = returned_value.place_of_read() if op.base == "_local_scalar_dense" else None
+        place = returned_value.place_of_read(result) if op.base == "_local_scalar_dense" else None
         return read_text(result) if place is None else f"{returned_value.RETURNED}{place}"
 
     def _see_writes(self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -487,7 +487,8 @@ def _unmatched(watched: ObservedRun) -> list[str]:
 
 def outputs_info(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> tuple[OutputInfo, ...]:
     """All leaves of the result. The value of a number that every call reads anew is left out."""
-    places = [watched.call.place_in_result(one) for one in returned_at(watched.watch.trace.reads).values()]
+    returned = returned_at(watched.watch.trace.reads).values()
+    places = [watched.call.place_in_result(one) for several in returned for one in several]
     return tuple(
         OutputInfo(path=leaf.path, kind="python", value="read in every call")
         if leaf.path in places

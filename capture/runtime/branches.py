@@ -246,13 +246,16 @@ class _Walk(Commit):
     @override
     def _built(self) -> Any:
         result = super()._built()
-        for number, place in returned_at(self.node.reads).items():
+        returned = returned_at(self.node.reads)
+        if not returned:
+            return result
+        is_forward = type(result) is ForwardOutputs
+        whole = result.result if is_forward else result
+        for number, places in returned.items():
             value = given(self.node.reads[number], self.read[number])
-            if type(result) is ForwardOutputs:
-                result = result.with_result(put(result.result, place, value))
-            else:
-                result = put(result, place, value)
-        return result
+            for place in places:
+                whole = put(whole, place, value)
+        return result.with_result(whole) if is_forward else whole
 
     @override
     def give_up(self) -> None:

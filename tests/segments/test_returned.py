@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from capture import capture, recordings
 from capture.observe import returned_value
@@ -109,7 +110,11 @@ def float_below_others(x: Tensor) -> Any:
 
 
 def as_int(x: Tensor) -> Any:
-    return x * 2, int(x.sum())
+    return x * 2, int(x.argmax()), bool((x > 0).all())
+
+
+def as_int_of_a_fraction(x: Tensor) -> Any:
+    return x * 2, int(x.sum() * 100)
 
 
 def as_float_and_more(x: Tensor) -> Any:
@@ -176,6 +181,89 @@ def by_a_helper(x: Tensor) -> Any:
     return y, -_read(y)
 
 
+def _metrics(y: Tensor) -> Any:
+    loss, most = y.sum().item(), y.argmax().item()
+    return {"loss": loss, "most": most}
+
+
+def by_helpers(x: Tensor) -> Any:
+    y = x * 2
+    found = _metrics(y)
+    loss, least = _both(y)
+    return y, found["loss"], loss, _read(y), [found, least]
+
+
+def _both(y: Tensor) -> Any:
+    return _read(y), y.min().item()
+
+
+@torch.no_grad()
+def below_a_decorator(x: Tensor) -> Any:
+    y = x * 2
+    return y, {"loss": y.sum().item()}
+
+
+class Net(torch.nn.Module):
+    @override
+    def forward(self, x: Tensor) -> Any:
+        return x * 2, self.read(x)
+
+    def read(self, x: Tensor) -> float:
+        return float(x.sum())
+
+
+_net = Net()
+
+
+def by_modules(x: Tensor) -> Any:
+    y, loss = _net(x)
+    return y, [loss]
+
+
+def before_ways(x: Tensor, more: bool = False) -> Any:
+    y = x * 2
+    loss = y.sum().item()
+    for _ in range(3):
+        y = y + 1
+    if more:
+        return y, loss
+    try:
+        y = y * 2
+    finally:
+        found = {"loss": loss}
+    return y, loss if y.dim() > 5 else found["loss"]
+
+
+def other_ways(x: Tensor) -> Any:
+    y = x * 2
+    loss = y.sum().item()
+    if len(x) > 100:
+        loss = 2.0
+    return y, loss
+
+
+def by_code_in_c(x: Tensor) -> Any:
+    return x * 2, max([x, x + 1], key=_read)
+
+
+def by_code_in_c_alone(x: Tensor) -> Any:
+    return [*map(_read, [x, x + 1])]
+
+
+def with_more_of_a_helper(x: Tensor) -> Any:
+    found = _metrics(x)
+    return x * 2, found["most"], found["loss"] + 1.5
+
+
+def kept_by_others(x: Tensor) -> Any:
+    global _kept
+    _kept = _read(x)
+    return x * 2
+
+
+_kept = 0.0
+
+
 def by_a_captured_helper(x: Tensor) -> Any:
     y = x * 2
     return y, -_captured(y)
@@ -218,6 +306,14 @@ def test_a_default_device_stands_not_between() -> None:
         as_floats,
         as_float_alone,
         float_below_others,
+        as_int,
+        by_helpers,
+        below_a_decorator,
+        by_modules,
+        before_ways,
+        after_a_branch,
+        twice,
+        returned_twice,
     ],
 )
 def test_number_that_is_returned_is_read_anew(body: Callable[..., Any]) -> None:
@@ -235,14 +331,11 @@ def test_number_that_is_returned_below_a_mode_of_torch_functions() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        twice,
-        returned_twice,
-        as_int,
+        as_int_of_a_fraction,
         as_float_and_more,
         own_float,
         formatted,
         negated,
-        after_a_branch,
         looked_for,
         given_to_a_call,
         added_to,
@@ -251,6 +344,10 @@ def test_number_that_is_returned_below_a_mode_of_torch_functions() -> None:
         chosen,
         by_a_helper,
         by_a_captured_helper,
+        other_ways,
+        by_code_in_c,
+        by_code_in_c_alone,
+        with_more_of_a_helper,
         dropped,
     ],
 )
@@ -258,6 +355,10 @@ def test_number_that_python_does_more_with_is_compared(body: Callable[..., Any])
     function = compared(program(body))
     assert recordings(function).replays == 0
     says_that_it_gave_up(recordings(function))
+
+
+def test_number_that_others_see_is_compared() -> None:
+    assert recordings(compared(program(kept_by_others))).replays == 0
 
 
 def test_earlier_results_keep_their_numbers() -> None:
