@@ -26,6 +26,8 @@ _CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing
 _RUN_OPERATORS = ("capture.engines.", "capture.observe.dispatch_mode")
 _ISLANDS = "capture.observe.islands"
 """Runs functions that are not recorded: what they read is left out."""
+_ONCE = ("linecache",)
+"""Reads a file of source text the first time that some line of it is to be shown, as in each stack that torch notes."""
 _kinds: dict[str | None, int] = {}
 _MOST_KINDS = 100_000
 
@@ -40,7 +42,7 @@ def _sort(name: str | None) -> int:
             return _OPERATORS
         folder = str(name).split(".")[1:2]
         return _BETWEEN if not folder or folder[0] in _CALLS_BODIES else _OURS
-    if package == "importlib" or name in COMPILE:  # what they run, they run once
+    if package == "importlib" or name in _ONCE or name in COMPILE:  # what they run, they run once
         return _ASIDE
     if package == "triton" or (package == "torch" and str(name).startswith(RUN_COMPILED) and name != AROUND_COMPILED):
         return _BETWEEN

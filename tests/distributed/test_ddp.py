@@ -132,9 +132,9 @@ def buckets_are_unknown(counts: list[Any], texts: list[str]) -> None:
 def from_the_third_step(counts: list[Any], texts: list[str]) -> None:
     """Two keys, of which each needs one more run for the optimizer's state, or for the parameters' gradients."""
     assert texts == [], texts
-    assert counts[0].recordings == 2
-    assert counts[0].replays >= STEPS - 6
-    assert counts[0].eager_calls == 0
+    assert counts[0].recordings == 2, counts
+    assert counts[0].replays >= STEPS - 6, counts
+    assert counts[0].eager_calls == 0, counts
 
 
 def after_ten_passes(counts: list[Any], texts: list[str]) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import linecache
 import types
 from typing import Any
 
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from capture import capture, recordings
 from capture.state.code_run import code_run
 
 
@@ -49,3 +55,18 @@ def test_code_that_launches_compiled_pieces_does_not_count_but_hooks_it_calls_do
         launcher(users)
     assert users.__code__ in found.codes
     assert launcher.__code__ not in found.codes
+
+
+def test_reading_source_text_for_a_stack_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch does where it makes fake tensors: which files are read depends on what was read before."""
+    monkeypatch.setattr(linecache, "cache", {})
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        FakeTensorMode()
+        return x * 2
+
+    captured = capture(body)
+    for number in range(4):
+        linecache.cache.pop(__file__, None)
+        assert torch.equal(captured(torch.full((2,), float(number))), torch.full((2,), 2.0 * number))
+    assert recordings(captured).replays == 2, recordings(captured)
