@@ -67,9 +67,7 @@ def _attempted(attempt: record_failure.Attempt, entry: Entry, pattern: Pattern) 
         locked(tree.make_room, captured.log)
     with rank_agreement.exchange(captured, entry) as exchange:
         reply = _record(captured, entry, call, tree, pattern, exchange, undo=attempt.undo)
-    attempt.end()
-    if reply.verdict is not Verdict.DONE:  # the body runs eagerly now
-        locked(tree.give_back_empty, captured.log)
+    attempt.end(is_done=reply.verdict is Verdict.DONE)
     return reply
 
 

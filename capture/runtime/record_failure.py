@@ -24,6 +24,7 @@ from capture.key.code_names import MISSING
 from capture.key.tensor_meta import storage_of
 from capture.observe import islands
 from capture.observe import run as _run
+from capture.observe.capture_lock import locked
 from capture.observe.run import ObservedRun
 from capture.observe.trace import Reshaped
 from capture.rules.compile_plan import compile_plan
@@ -64,12 +65,14 @@ class Attempt:
             return False
         return islands.has_answers(run) or (self.is_undone and self.communicates)
 
-    def end(self) -> None:
+    def end(self, *, is_done: bool) -> None:
         """Everything that the attempt changed is restored or kept, apart from what is beside it."""
         self.tree.recording = False
         self.call.forget_run()  # its snapshot has the parked gradients: what nobody else has need not come back
-        self.parked.settle()
         self.tree.put_away(self.captured.log, "a failed recording")
+        if not is_done:  # before the parked gradients come back: the two together would be the most ever used
+            locked(self.tree.give_back_empty, self.captured.log)
+        self.parked.settle()
         self.has_ended = True
 
     def mend(self, errors: list[BaseException]) -> None:
