@@ -380,6 +380,14 @@ class CudaRecording:
         self, call: Call, moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator]
     ) -> Refusal | None:
         """A second capture tells."""
+        try:
+            return self._learn(call, moves, others, generators)
+        finally:
+            self._pool.abandon()  # what was taken for the capture, where it came to none
+
+    def _learn(
+        self, call: Call, moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator]
+    ) -> Refusal | None:
         self._keep_order()
         reason = kernel_params.missing()
         if reason is not None:
