@@ -39,9 +39,17 @@ def _builtin_method(walk: ReadWalk, value: types.BuiltinFunctionType, path: str)
         walk.enter(value.__self__, f"{path}.__self__")
 
 
+_PARTS_OF_PARTIAL = ("func", "args", "keywords")
+_parts_of_partial = operator.attrgetter(*_PARTS_OF_PARTIAL)
+
+
 def _partial(walk: ReadWalk, value: functools.partial[Any], path: str) -> None:
-    for name in ("func", "args", "keywords"):
-        walk.enter(getattr(value, name), f"{path}.{name}")
+    """Its ``__setstate__`` gives it other parts."""
+    parts = _parts_of_partial(value)
+    for name, part in zip(_PARTS_OF_PARTIAL, parts, strict=True):
+        walk.enter(part, f"{path}.{name}")
+    read = functools.partial(_parts_of_partial, value)
+    walk.found.guards.append(Guard("value", Source("call", read, None, f"the parts of {path}"), parts))
 
 
 def _each(walk: ReadWalk, values: Any, path: str) -> None:

@@ -189,6 +189,11 @@ def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
     return (*part, *sorted(own)) if own else part
 
 
+def _parameter_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
+    """Code may ask for the class."""
+    return (torch.nn.Parameter, tensor_key(tensor, leaves))
+
+
 @unseen
 def _odd_tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
     leaves.append(tensor)
@@ -492,7 +497,7 @@ def _method_key(value: Any, leaves: list[Leaf]) -> Any:
 
 _PARTS: dict[type, KeyPart] = {
     torch.Tensor: tensor_key,
-    torch.nn.Parameter: tensor_key,
+    torch.nn.Parameter: _parameter_key,
     torch.nn.Buffer: tensor_key,
     torch.Generator: _generator_key,
     type(None): _same,

@@ -40,7 +40,6 @@ typedef struct {
     PyObject *nodes;       /* how containers among the values are opened, see ``opened.c``; or None */
     Steps steps;           /* holds references, too */
     Py_ssize_t least, most; /* values that a call may give: the others are defaults */
-    int bare;              /* code asks tensors for attributes that callers may have put on them: there are none */
     int loose;             /* first dimensions of some tensors may have other strides */
     Placed *placed;        /* one for each tensor */
     Py_ssize_t apart;      /* how many have an ``order`` */
@@ -104,15 +103,11 @@ static int leads(PyObject *tensor, Py_ssize_t count)
     return 1;
 }
 
-/* Nobody put an attribute on the tensor: 1, 0, -1. */
+/* Nobody put an attribute on the tensor, of which the key has the names. */
 static int is_bare(PyObject *tensor)
 {
-    PyObject *own = PyObject_GenericGetDict(tensor, NULL);
-    if (own == NULL)
-        return -1;
-    int bare = PyDict_GET_SIZE(own) == 0;
-    Py_DECREF(own);
-    return bare;
+    PyObject **own = _PyObject_GetDictPtr(tensor);
+    return own == NULL || *own == NULL || PyDict_GET_SIZE(*own) == 0;
 }
 
 /* Torch's own comparison: 1, 0, -1. The tuple that it takes is kept from call to call. */
@@ -170,7 +165,7 @@ static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uin
             return -1;
         same = self->placed[i].alignment == ANYWHERE || (addresses[i] & 63) == self->placed[i].alignment;
     }
-    for (Py_ssize_t i = 0; same > 0 && self->bare && i < count; i++)
+    for (Py_ssize_t i = 0; same > 0 && i < count; i++)
         same = is_bare(tensors[i]);
     for (Py_ssize_t i = 0; same > 0 && self->loose && i < count; i++)
         if (self->placed[i].leading)
@@ -440,20 +435,20 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
         "guards", "receiver", "kind", "in_use", "trees", "backend", "counters", "marks",
-        "replay", "ready", "constants", "nodes", "alignments", "leading", "spans", "order", "shared", "least", "most", "verifies", "bare", "attach",
+        "replay", "ready", "constants", "nodes", "alignments", "leading", "spans", "order", "shared", "least", "most", "verifies", "attach",
         "tell", "raised", NULL};
     FastPath given = {0};
     Steps *steps = &given.steps;
     PyObject *alignments, *leading, *spans, *order, *shared;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!OO!O!O!O!O!nnppOOO", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!OO!O!O!O!O!nnpOOO", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
             &given.in_capture, &given.check, &given.guards, &given.receiver,
             &given.kind, &given.in_use, &PyDict_Type, &given.trees, &given.backend, &steps->counters,
             &steps->marks, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants, &given.nodes,
             &PyTuple_Type, &alignments,
             &PyTuple_Type, &leading, &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most,
-            &steps->verifies, &given.bare, &steps->attach, &steps->tell, &steps->raised))
+            &steps->verifies, &steps->attach, &steps->tell, &steps->raised))
         return NULL;
     Py_ssize_t opened = PyTuple_GET_SIZE(given.constants);
     if (given.nodes != Py_None && !are_nodes(given.nodes)) {
@@ -484,7 +479,6 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->left = -1;
     self->least = given.least;
     self->most = given.most;
-    self->bare = given.bare;
     if (set_tensors(self, alignments, leading, spans, order, shared) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;

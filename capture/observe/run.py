@@ -182,13 +182,13 @@ def _run_watched(
     try:
         with contextlib.ExitStack() as around:
             quietly = watch.quietly
-            resized, absent = quietly(watch.note_resized), quietly(watch.note_absent)
+            resized = quietly(watch.note_resized)
             note_sync, exported, form = quietly(watch.note_sync), quietly(watch.note_export), quietly(watch.note_form)
             around.enter_context(host_reads(note_sync, watch.read_on_host, exported, resized))
             around.enter_context(printing(watch.thread, run_island))
             around.enter_context(call.optimizers.steps_apart(run_island))
             watch.at_islands = _AtIslands(watched)
-            around.enter_context(unkeyed_reads(quietly(watch.note_unkeyed), form, absent, arguments, theirs))
+            around.enter_context(unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs))
             around.enter_context(graph_uses(quietly(watch.note_hook), quietly(watch.note_checkpoint)))
             around.enter_context(watch.device_syncs())
             around.enter_context(handles_watched(quietly(watch.note_unsafe), before.modules))

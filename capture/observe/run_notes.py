@@ -147,10 +147,6 @@ class RunNotes(HigherOrderMode):
             kind: Literal["answer", "place"] = "place" if name in COUNTING else "answer"
             self._note_unkeyed(f"{type(holder).__name__}.{name}", kind, storage)
 
-    def note_absent(self) -> None:
-        """The body asks an argument for an attribute that it does not have."""
-        self.trace.asks_attributes = True
-
     def note_form(self) -> None:
         """The body asks a tensor for its strides."""
         self.trace.reads_form = True

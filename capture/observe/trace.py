@@ -142,8 +142,6 @@ class RunTrace:
     num_ops: int = 0
     plain: bool = True
     """No operator so far does more than its arguments tell."""
-    asks_attributes: bool = False
-    """The body asked an argument for an attribute that it does not have: another call's may have it."""
     reads_form: bool = False
     """See ``OperatorTraits``: of any operator so far."""
     objects: set[int] = field(factory=set)

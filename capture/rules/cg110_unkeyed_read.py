@@ -27,8 +27,7 @@ def windows(x):
 `as_strided` without an offset begins at the tensor's own first element, which is where `storage_offset()` points.
 
 ## Known gaps
-Attributes that no tensor had while the body was watched, and whether a tensor is the same object as another, are not
-seen. Nor is what code in torch itself asks.
+Whether a tensor is the same object as another is not seen. Nor is what code in torch itself asks.
 """
 
 from __future__ import annotations

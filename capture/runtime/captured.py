@@ -145,8 +145,6 @@ class Captured:
     unreached: Unreached = field(factory=Unreached, init=False)
     sizes: Sizes | None = field(default=None, init=False)
     """The sizes of its calls, if the annotation has buckets."""
-    asks_attributes: bool = field(default=False, init=False)
-    """The body asks arguments for attributes that they did not have; or nobody watched it, and it may."""
     lifted: list[Any] = field(factory=list, init=False)
     """``Lifted`` recordings, which serve all values of some numbers."""
     lifts_left: int = field(default=MOST_LIFTS, init=False)

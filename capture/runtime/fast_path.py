@@ -195,7 +195,6 @@ def _path(
         ready=goes_on.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in opened]), nodes=nodes,
         alignments=tuple(begins), leading=leading, spans=spans,
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
-        bare=captured.asks_attributes,
         attach=goes_on.attach, tell=goes_on.tell, raised=goes_on.raised,
     )  # fmt: skip
 

@@ -50,7 +50,6 @@ def load(captured: Captured, entry: Entry, leaves: Sequence[Any]) -> Phase:
     if plan.outcome == "record" and any(one.code in BRANCHING for one in plan.findings):
         return entry.phase  # it describes one branch: each process finds out which ones its calls take
     captured.log.counters.plans_loaded += 1
-    captured.asks_attributes = True  # nobody has watched it here
     if plan.outcome == "eager" and not store.is_looked_at(plan):
         entry.said_eager = plan  # its reasons may be gone: one run of this process is watched
         return entry.phase
@@ -86,7 +85,6 @@ def _watch(captured: Captured, call: Call, undo: bool, trial: bool) -> tuple[Obs
         with captured.optimizers.watching():
             watched = run.run_watched(call, dispatch_mode.ObserveMode(undo=undo))
         call.forget_run()
-        captured.asks_attributes = captured.asks_attributes or watched.watch.trace.asks_attributes
         captured.optimizers.note(watched.before, call.function, (call.receiver, *call.values))
         captured.optimizers.note_gradients(*watched.gradient_uses())
         on_cpu = all(one.startswith(("cpu", "meta")) for one in watched.watch.trace.devices)

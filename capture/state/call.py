@@ -144,9 +144,12 @@ class Call:
         position = iter(range(len(self.leaves)))
 
         def replace(leaf: Any) -> Any:
-            if isinstance(leaf, (torch.Tensor, torch.Generator)):
-                return replacements.get(next(position), leaf)
-            return leaf
+            if not isinstance(leaf, (torch.Tensor, torch.Generator)):
+                return leaf
+            other = replacements.get(next(position), leaf)
+            if type(leaf) is torch.nn.Parameter and type(other) is torch.Tensor:
+                other.__class__ = torch.nn.Parameter  # code may ask for the class
+            return other
 
         visit, values = Visit(), self.values if values is None else values
         return tuple(

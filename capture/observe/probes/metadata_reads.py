@@ -7,6 +7,7 @@ classes are wrapped while a body is watched, in the watching thread only.
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,20 +21,38 @@ COUNTING = ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"
 """Functions that count from where a storage begins if they are given a number. torch's own code, which works one out
 of where the tensor is now, calls the operators."""
 _METHODS = ("storage_offset", "storage", "is_shared", "is_pinned", "_is_view")
-_PROPERTIES = ("_version", "_base", "is_leaf")
+_KEYED = frozenset({
+    "shape", "dtype", "layout", "device", "ndim", "nbytes", "itemsize", "requires_grad", "name", "volatile",
+    "_has_symbolic_sizes_strides", "_python_dispatch",
+    "is_cuda", "is_mtia", "is_cpu", "is_xla", "is_xpu", "is_ipu", "is_sparse", "is_sparse_csr", "is_mkldnn", "is_mps",
+    "is_maia", "is_vulkan", "is_quantized", "is_meta", "is_nested",
+})  # fmt: skip
+"""Properties whose answers follow from the key."""
+_NOTED_ELSEWHERE = frozenset(
+    {"T", "H", "mT", "mH", "real", "imag", "data", "grad", "_grad", "grad_fn", "_grad_fn", "_cdata"}
+)
+"""Those that give tensors, gradients, nodes and addresses."""
+_PROPERTIES = tuple(
+    name for name, one in vars(torch._C.TensorBase).items()
+    if type(one) is types.GetSetDescriptorType and name not in _KEYED | _NOTED_ELSEWHERE
+)  # fmt: skip
+"""All others, such as what a tensor has in its graph, its hooks, how often it was written. torch may add some."""
+_OF_GRAPHS = frozenset({
+    "is_leaf", "retains_grad", "output_nr", "_backward_hooks", "_post_accumulate_grad_hooks", "grad_dtype",
+})  # fmt: skip
+"""One answer for all tensors that need no gradients."""
 _OF_STORAGES = ("nbytes", "size", "__len__", "is_shared", "is_pinned")
 
 
 @contextmanager
 def unkeyed_reads(
-    note_read: Callable[[str, Holder], None], note_form: Callable[[], None], note_absent: Callable[[], None],
+    note_read: Callable[[str, Holder], None], note_form: Callable[[], None],
     arguments: Iterable[tuple[str, Any]], theirs: Mapping[int, torch.Tensor],
 ) -> Iterator[None]:  # fmt: skip
     """Call ``note(name, holder)`` where code in this thread asks a tensor or a storage for one of these, and
-    ``note_form()`` where it asks for strides. ``note_absent()``: it asks an argument for an attribute that is not
-    there, and that another call's may have.
+    ``note_form()`` where it asks for strides.
 
-    ``given``: the leaves that the body got; what the caller's code put on them is no part of the key either.
+    ``arguments``: the leaves that the body got. Of what the caller's code put on them the key has the names alone.
     ``theirs``: see `stand_ins`; they answer.
     """
     thread = threading.get_ident()
@@ -41,7 +60,7 @@ def unkeyed_reads(
     def asked(name: str, holder: Any) -> Any:
         if threading.get_ident() != thread or not is_asked_by_users():
             return holder
-        if name == "is_leaf" and not holder.requires_grad:
+        if name in _OF_GRAPHS and not holder.requires_grad:
             return holder  # as the key says
         note_read(name, holder)
         return theirs.get(id(holder), holder)
@@ -62,14 +81,6 @@ def unkeyed_reads(
     }
     given = {id(leaf): leaf for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
     named = {number: leaf for number, leaf in given.items() if leaf.__dict__}
-
-    def absent(holder: Any, name: str) -> Any:
-        if id(holder) in given and threading.get_ident() == thread and is_asked_by_users():
-            note_absent()
-        return object.__getattribute__(holder, name)  # raises what it raised before
-
-    if not hasattr(torch.Tensor, "__getattr__"):
-        tensors["__getattr__"] = absent
     if named:
         tensors["__getattribute__"] = _attributes(named, asked)
     storages = {name: _method(name, getattr(torch.UntypedStorage, name), asked) for name in _OF_STORAGES}
@@ -88,7 +99,7 @@ def _property(name: str, original: Any, asked: Callable[[str, Any], Any]) -> Any
     def ask(holder: Any) -> Any:
         return original.__get__(asked(name, holder))
 
-    return property(ask)
+    return property(ask, getattr(original, "__set__", None), getattr(original, "__delete__", None))
 
 
 def _counting(name: str, original: Any, asked: Callable[[str, Any], Any]) -> Any:
@@ -116,7 +127,7 @@ def _attributes(named: Mapping[int, torch.Tensor], asked: Callable[[str, Any], A
     original = torch.Tensor.__getattribute__
 
     def ask(tensor: Any, name: str) -> Any:
-        if id(tensor) in named and name in original(tensor, "__dict__"):
+        if id(tensor) in named and (name == "__dict__" or name in original(tensor, "__dict__")):
             asked(name, tensor)
         return original(tensor, name)
 

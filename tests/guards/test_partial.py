@@ -1,0 +1,38 @@
+"""What a ``functools.partial`` is made of, which C code keeps."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from capture import capture, recordings
+from tests.support.device import DEVICE
+
+
+def _times(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+
+def _plus(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x + factor
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+@pytest.mark.parametrize("state", [(_plus, (), {"factor": 2.0}, {}), (_times, (), {"factor": 7.0}, {})])
+def test_another_state(state: tuple[Any, ...], *, is_captured: bool) -> None:
+    part: Any = functools.partial(_times, factor=2.0)
+
+    def body(x: torch.Tensor) -> Any:
+        return part(x)
+
+    captured = capture(part if is_captured else body)
+    with torch.no_grad():
+        for number in range(10):
+            if number == 5:
+                part.__setstate__(state)
+            x = torch.full((3,), float(number), device=DEVICE)
+            assert torch.equal(captured(x), part(x))
+    assert recordings(captured).replays >= 5
