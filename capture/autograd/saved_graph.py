@@ -43,7 +43,13 @@ from capture.state import body_run
 from capture.state.call import Call
 from capture.state.diff import changes
 from capture.state.snapshot import Change, Snapshot, carries_graph
-from capture.torch_private.autograd import add_hook, donation_allowed, stale_streams_overridden, writes_saved_tensors
+from capture.torch_private.autograd import (
+    add_hook,
+    donation_allowed,
+    function_of,
+    stale_streams_overridden,
+    writes_saved_tensors,
+)
 from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.torch_private.checkpoints import without_recomputing
 from capture.torch_private.cuda import is_capturing
@@ -291,6 +297,8 @@ class SavedGraph:
     the tensor."""
     apart: tuple[int, ...] = ()
     """Which of ``wanted``, by position, are not among ``given`` as they are."""
+    functions: tuple[type, ...] = ()
+    """Classes of users whose ``backward`` the graph runs."""
     num_saved: int = 0
     donates: bool = False
     """The backward pass writes into saved tensors: it can run once with the same ones."""
@@ -634,7 +642,9 @@ class GraphSaver:
         foreign = [(lent, edge.node) for _, lent, edge in others if id(lent) not in self._lent]
         program.foreign = tuple(node for _, node in foreign)
         program.foreign_ends = tuple(self._told(tensor) for tensor, _ in foreign)
-        program.donates = any(map(writes_saved_tensors, nodes_above(attached)))
+        nodes = list(nodes_above(attached))
+        program.donates = any(map(writes_saved_tensors, nodes))
+        program.functions = tuple(dict.fromkeys(one for node in nodes if (one := function_of(node)) is not None))
 
     def _told(self, tensor: torch.Tensor) -> str:
         """Which end of the graph was not lent to the body, and why."""

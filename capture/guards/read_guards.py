@@ -57,6 +57,8 @@ def _read_by(
     groups = {id(one) for one in call.optimizers.groups_of_islands()}
     if isinstance(body, types.FunctionType):  # of a graph module's piece it is a function of ours, which is not noted
         run.add_function(body)
+    for function in call.unseen_functions():
+        run.add_function(function)
     while True:
         names, uses = names_of(ran, more), uses_of_names(ran)
         walk = ReadWalk(
@@ -92,7 +94,7 @@ def starts_of(call: Call) -> list[tuple[Any, str]]:
     for path, leaf in call.all_leaves():
         if not isinstance(leaf, torch.Tensor) and id(referent(leaf)) not in others:
             named.append((leaf, path))
-    named += [(kind, kind.__qualname__) for kind in dict.fromkeys(map(type, opened))]
+    named += [(kind, kind.__qualname__) for kind in dict.fromkeys([*map(type, opened), *call.classes()])]
     return named + call.unreached.starts()
 
 

@@ -87,6 +87,7 @@ _autocast_types = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",
 _is_grad = torch.is_grad_enabled
 _is_inference = torch.is_inference_mode_enabled
 _dispatch_modes = capabilities.dispatch_mode_depth
+_anomaly = torch.is_anomaly_enabled
 _function_modes = capabilities.function_mode_depth
 _function_mode = capabilities.function_mode
 _transforms = capabilities.functorch_interpreter
@@ -100,13 +101,13 @@ def here() -> Here | None:
 
     None where a captured function is to run inline: inside the body of another one, or under somebody else's dispatch
     or function mode, functorch transform, tracer, level of forward-mode differentiation, hooks on saved tensors (a
-    checkpoint's above all) or in a block that keeps parametrized weights.
+    checkpoint's above all), detection of anomalies, or in a block that keeps parametrized weights.
     """
     thread = _local.thread
     if thread.inside or _dispatch_modes() or _transforms() is not None or _tracer() is not None or _dual_level() >= 0:
         return None
     grad = _is_grad()
-    if (grad and _saved_hooks(True) is not None) or parametrizations.are_kept():
+    if (grad and (_saved_hooks(True) is not None or _anomaly())) or parametrizations.are_kept():
         return None
     depth = _function_modes()
     last = thread.readings[grad]
@@ -132,7 +133,7 @@ def modes_like_now(device: str, more: Sequence[switches.Term]) -> Any:
     if hasattr(*capabilities.DUAL_LEVEL):
         holder, name = capabilities.DUAL_LEVEL
         terms.append((name, (holder,), -1))
-    terms += [(_saved_hooks, (True,), None)] if grad else []
+    terms += [(_saved_hooks, (True,), None), (_anomaly, (), False)] if grad else []
     terms += [(_function_modes, (), depth)]
     terms += [(_function_mode, (0,), last.mode)] if depth else []
     return switches.modes_like_now([*more, *terms, *switches.thread_terms(last.check, device)])
@@ -149,6 +150,8 @@ def foreign() -> str | None:
         return "a level of forward-mode differentiation"
     if parametrizations.are_kept():  # a fast path has it among its guards, where the body reads such weights
         return "torch.nn.utils.parametrize.cached()"
+    if _is_grad() and _anomaly():
+        return "torch.autograd.detect_anomaly()"
     hooked = _is_grad() and _saved_hooks(True) is not None
     return "hooks on saved tensors, as a checkpoint sets them" if hooked else None
 
@@ -169,9 +172,11 @@ NAMES = (
 def ambient() -> Ambient:
     """The modes in force now, free of addresses and the same in every process."""
     switches.settle()
-    autocast = tuple(
+    autocast: tuple[tuple[str, object], ...] = tuple(
         (kind, torch.get_autocast_dtype(kind)) for kind in _autocast_types if torch.is_autocast_enabled(kind)
     )
+    if autocast and not torch.is_autocast_cache_enabled():  # the gradients of several uses are added up in float32
+        autocast = (*autocast, ("cache", False))
     values = (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),

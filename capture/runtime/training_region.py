@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -93,8 +94,20 @@ class RegionCall(Call):
         return result
 
 
+@define(kw_only=True)
 class BackwardCall(Call):
     """A call whose body uses the values of tensors only: their ``.grad`` and hooks do not count as its state."""
+
+    functions: tuple[type, ...]
+    """Classes of users whose ``backward`` it runs."""
+
+    @override
+    def classes(self) -> Sequence[type]:
+        return self.functions
+
+    @override
+    def unseen_functions(self) -> Sequence[types.FunctionType]:
+        return torch_autograd.LOOKING_UP_BACKWARD if self.functions else ()
 
     @override
     def roots(self, values: tuple[Any, ...] | None = None) -> list[Source]:
@@ -296,7 +309,8 @@ class Region:
     ) -> Sequence[Any]:  # fmt: skip
         """The backward pass of one call. ``at_home``: in the thread of the forward pass, or while that waits for it.
         ``buffers``: of the parameters, to which their gradients are added; None: all are given back as they are."""
-        if self._retired or program.again.is_of_one_run or program.branch is None:
+        is_looked_at = torch.is_anomaly_enabled()  # autograd looks at what each node gives
+        if self._retired or is_looked_at or program.again.is_of_one_run or program.branch is None:
             return _run_plainly(program, tensors, grads, buffers, at_home=at_home)
         key = program.form, buffers is not None
         backward = self._backwards.get(key)
@@ -425,7 +439,7 @@ class _Backward:
         self.captured = Captured(
             annotation, self._run, make_binder(signature), Shortcuts(), forward.dispatch, log=forward.log,
             findings=forward.findings, keeps_plans=False, is_backward=True,
-            deposits=self._receivers if accumulates else None, make_call=BackwardCall,
+            deposits=self._receivers if accumulates else None, make_call=self._make_call,
         )  # fmt: skip
 
     def __call__(
@@ -440,6 +454,9 @@ class _Backward:
             result = self._run(*values) if is_batch else self.captured.dispatch(self.captured, values, {})
         gradients: Sequence[Any] = result
         return gradients
+
+    def _make_call(self, **parts: Any) -> Call:
+        return BackwardCall(functions=self._program().functions, **parts)
 
     def _program(self) -> SavedGraph:
         program = self._programs[worker()]()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -165,6 +165,14 @@ class Call:
         """Where a walk over the Python state begins that the body can reach, called with these values or with the
         caller's own."""
         return snapshot.roots(self.function, self.receiver, self.named_values(values)) + self.unreached.roots()
+
+    def classes(self) -> Sequence[type]:
+        """Classes whose methods C code calls for the body, that nothing else need lead to."""
+        return ()
+
+    def unseen_functions(self) -> Sequence[types.FunctionType]:
+        """Functions that look such methods up and that are not noted as they run."""
+        return ()
 
     def opaque_leaves(self) -> list[OpaqueLeaf]:
         """Leaves that are no plain value, tensor or module and whose tensors, if any, are not declared static."""

@@ -11,6 +11,7 @@ bodies are refused while capturing, and run eagerly.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,10 +38,22 @@ TELLS_KEEP_GRAPH = keeps_graph is not _graph_is_freed
 """torch tells. Else autograd alone knows when what a pass needs may go."""
 
 
+def function_of(node: Any) -> type | None:
+    """The class with the user's ``backward`` that the node runs; None for a node of torch's. Without the name no node
+    is one of a user's."""
+    return getattr(type(node), "_forward_cls", None)
+
+
+LOOKING_UP_BACKWARD = tuple(
+    one for one in vars(torch.autograd.function.BackwardCFunction).values() if isinstance(one, types.FunctionType)
+)
+"""Methods of such nodes, which look ``backward`` and its kin up in the class."""
+
+
 def writes_saved_tensors(node: Any) -> bool:
     """The node of a compiled function whose backward pass writes into what it saved. Where torch does not tell, all of
     compiled functions are taken for such."""
-    forward = getattr(type(node), "_forward_cls", None)
+    forward = function_of(node)
     if forward is None or forward.__name__ != "CompiledFunction":
         return False
     metadata = getattr(forward, "metadata", None)

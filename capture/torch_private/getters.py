@@ -1,4 +1,4 @@
-"""C functions by which torch tells Python its settings and those of the thread.
+"""C functions by which torch tells Python its settings and those of the thread, and properties of its tensors.
 
 What a body asks such a function for is no attribute of an object, so no guard on attributes covers it. There is no list
 of them: a function counts as a getter by its name, and by returning a plain value when it is called without arguments
@@ -22,6 +22,10 @@ _KEYED = frozenset({
     "_is_torch_function_enabled", "_get_tracing_state", "_are_functorch_transforms_active",
 })  # fmt: skip
 """Part of every key, as the switches are."""
+PROPERTIES_OF_TENSORS = tuple(
+    name for name, one in vars(torch._C.TensorBase).items() if isinstance(one, types.GetSetDescriptorType)
+)
+"""All that C code answers of a tensor as an attribute; what later versions of torch add, too."""
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 Getter = Callable[..., object]
 

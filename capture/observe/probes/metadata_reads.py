@@ -7,13 +7,13 @@ classes are wrapped while a body is watched, in the watching thread only.
 from __future__ import annotations
 
 import threading
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from capture.torch_private.getters import PROPERTIES_OF_TENSORS
 from capture.torch_private.monkeypatch import is_asked_by_users, replaced
 
 Holder = torch.Tensor | torch.UntypedStorage
@@ -33,8 +33,7 @@ _NOTED_ELSEWHERE = frozenset(
 )
 """Those that give tensors, gradients, nodes and addresses."""
 _PROPERTIES = tuple(
-    name for name, one in vars(torch._C.TensorBase).items()
-    if type(one) is types.GetSetDescriptorType and name not in _KEYED | _NOTED_ELSEWHERE
+    name for name in PROPERTIES_OF_TENSORS if name not in _KEYED | _NOTED_ELSEWHERE
 )  # fmt: skip
 """All others, such as what a tensor has in its graph, its hooks, how often it was written. torch may add some."""
 _OF_GRAPHS = frozenset({
