@@ -392,15 +392,30 @@ class Pool(Protocol):
 
 
 Number = float | int
-Again = Callable[[Sequence[Number]], tuple[Call, Sequence[torch.Generator]]]
-"""The recorded call with other numbers, and the generators that it may draw from; the pool is as at the recording."""
+
+
+@frozen(eq=False)
+class NumbersToLift:
+    """Numbers that may be others in each call."""
+
+    then: tuple[Number, ...]
+    """As they were in another recording."""
+    now: tuple[Number, ...]
+    """As they are in the recording that is to run with any."""
+    given: Callable[[Sequence[Number]], list[Number] | None]
+    """What operators may get of them: they themselves, and what Python computes. None if Python cannot."""
+    again: Callable[[Sequence[Number]], tuple[Call, Sequence[torch.Generator]]]
+    """The recorded call with others, and the generators that it may draw from; the pool is as at the recording. For an
+    engine that has to run the body's Python once more; what that does is undone."""
 
 
 class LiftedNumbers(Protocol):
     """Numbers that each replay of a recording takes from its call."""
 
+    used: tuple[int, ...]
+    """Which of the numbers that were ``given`` operators get. Only these are put, in this order."""
     powers: frozenset[int]
-    """Those that are exponents, for some of which there are kernels: whole ones are no others than they were."""
+    """Those of them that are exponents, for some of which there are kernels: whole ones are none."""
 
     def takes(self, values: Sequence[Number]) -> bool:
         """They can be put."""
@@ -441,11 +456,9 @@ class Backend(Protocol):
         """An empty pool."""
 
     def lift(
-        self, one: Recording, other: Recording, numbers: Sequence[tuple[Number, Number]], again: Again
+        self, one: Recording, other: Recording, numbers: NumbersToLift
     ) -> LiftedNumbers | str:  # fmt: skip
-        """Have the ``other`` one run with any numbers, if both differ in nothing but these: each is given as it was in
-        the one and in the other. Else why it cannot. ``again``: for an engine that has to run the body's Python once
-        more; what that does is undone."""
+        """Have the ``other`` one run with any numbers, if both differ in nothing but these. Else why it cannot."""
 
     def in_capture(self) -> bool:
         """Somebody else captures what this thread does now: a call becomes part of that capture."""

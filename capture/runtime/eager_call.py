@@ -116,7 +116,7 @@ def _begin_trial(captured: Captured, entry: Entry, values: Values) -> None:
     others = [one for one in captured.lifted if one.entry is not entry]
     if not is_alone or captured.is_chained or captured.sizes is not None or others:
         return
-    trial = Trial.of(entry, values, entry.payoff.wanted, any_float=bool(captured.lifted))
+    trial = Trial.of(entry, values, entry.payoff.wanted, any_number=bool(captured.lifted))
     if run.active_watch() is None and trial is not None:
         captured.trial = trial
         captured.fast_paths.pause()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from capture.core.config import current as current_config
-from capture.engines.base import LiftedNumbers, Move, Number, Recording
+from capture.engines.base import LiftedNumbers, Move, Number, NumbersToLift, Recording
 from capture.guards.guard import OVERLAPS
 from capture.key.modes import Here
 from capture.key.signature import Leaf, Leaves
@@ -47,7 +47,7 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     ``MISS`` where that is not so."""
     plain = captured.sizes is None and not captured.is_backward and entry.region is None
     begins = tree.backend.lifts_numbers and not (tree.path or tree.warm)
-    if not plain or not begins or not any(type(value) is float for value in bound.values):
+    if not plain or not begins or not any(type(value) in (float, int) for value in bound.values):
         return MISS
     twin = numbers.twin_of(entry, captured.entries(), captured.lifted, bound.values)
     if twin is None:
@@ -81,8 +81,8 @@ def _lifted(
     captured: Captured, entry: Entry, bound: Call, twin: Entry, positions: tuple[int, ...], tree: Tree
 ) -> numbers.Lifted | None:  # fmt: skip
     """Record both calls, without a trace, and compare what was recorded."""
-    sequence = numbers.noted_run(captured, bound, positions)
-    if sequence is None:
+    watched = numbers.noted_run(captured, bound, positions)
+    if watched is None:
         captured.lifts_left = 0  # the code is the same with other numbers
         return None
     now, then = [bound.values[at] for at in positions], [numbers.number_of(twin.key[1][at]) for at in positions]
@@ -90,16 +90,18 @@ def _lifted(
         _node_at_root(captured, each, numbers.with_numbers(bound.values, positions, own), bound.leaves, tree)
         for each, own in ((entry, now), (twin, then))
     )
-    if node is None or twin_node is None or entry.facts is None or entry.facts.sequence != sequence:
+    if node is None or twin_node is None or entry.facts is None or entry.facts.sequence != watched.sequence:
         return None
     assert twin_node.recording is not None
     assert node.recording is not None
-    pairs = list(zip(then, now, strict=True))
-    found = _found(captured, entry, bound, positions, tree, twin_node.recording, node.recording, pairs)
+    found = _found(captured, entry, bound, positions, tree, twin_node.recording, node.recording, watched, then)
     if isinstance(found, str):
         captured.log.add("plan", f"numbers stay in the key: {found}")
         return None
     if node.tree is None:  # the pool was given up
+        return None
+    lifted = numbers.Lifted(entry, entry.key, node, tree, found, watched, positions, bound.values, Shortcuts())
+    if lifted.taken(bound.values) is None:
         return None
     for each in (twin, entry):  # calls come to the recording by ``Lifted`` alone, which sets their numbers
         family = captured.families.pop(each.key[:-1], None)
@@ -107,12 +109,12 @@ def _lifted(
             if below is not entry:
                 below.retire()
     captured.clear_fast_paths()
-    return numbers.Lifted(entry, entry.key, node, tree, found, positions, bound.values, Shortcuts())
+    return lifted
 
 
 def _found(
     captured: Captured, entry: Entry, bound: Call, positions: tuple[int, ...], tree: Tree, one: Recording,
-    other: Recording, pairs: Sequence[tuple[Number, Number]],
+    other: Recording, watched: numbers.Watched, then: Sequence[Number],
 ) -> LiftedNumbers | str:  # fmt: skip
     """Where the recording has its numbers. An engine may run the body's Python again, as for a recording."""
 
@@ -122,13 +124,18 @@ def _found(
         call = captured.call(numbers.with_numbers(bound.values, positions, own), bound.leaves, entry)
         return call, generators_of(call, entry)
 
+    now = tuple(bound.values[at] for at in positions)
+    given = NumbersToLift(tuple(then), now, watched.values, again)
     try:
-        found: LiftedNumbers | str = locked(tree.backend.lift, one, other, pairs, again)
-        return found
+        found: LiftedNumbers | str = locked(tree.backend.lift, one, other, given)
     finally:
         if tree.recording:
             tree.recording, tree.pool_is_at = False, None
             tree.put_away(captured.log, "a further capture")
+    if isinstance(found, str):
+        return found
+    reached = frozenset[int]().union(*(watched.formulas[at].origins() for at in found.used))
+    return found if len(reached) == len(now) else "a number reaches no operator"
 
 
 def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf], tree: Tree) -> Node | None:
@@ -168,7 +175,7 @@ def with_its_numbers(captured: Captured, values: Values, now: Here) -> Any:
 
 
 def _by_number(
-    captured: Captured, lifted: numbers.Lifted, taken: Sequence[float], values: Values, leaves: list[Leaf], now: Here
+    captured: Captured, lifted: numbers.Lifted, taken: Sequence[Number], values: Values, leaves: list[Leaf], now: Here
 ) -> Any:  # fmt: skip
     entry, tree, standing = lifted.entry, lifted.tree, lifted.standing(values)
     if tree_for(tree.backend) is not tree:  # that of a thread which is gone, whose number this one has
@@ -213,7 +220,8 @@ def _by_number(
 def _compare_numbers(captured: Captured, lifted: numbers.Lifted, bound: Call, leaves: list[Leaf]) -> Any:
     """The result of a call whose replay is compared with its body."""
     call_numbers = lifted.taken(bound.values)
-    assert call_numbers is not None
+    if call_numbers is None:  # of the call that was recorded: it is right for others
+        return MISS
     verified = numbers.compared(captured, lifted, bound, call_numbers, leaves)
     if verified.is_wrong or lifted.is_broken:
         captured.lifts_left = 0

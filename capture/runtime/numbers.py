@@ -1,30 +1,32 @@
 """Numbers: arguments of a captured function that are plain numbers, another one in each call, as a learning rate is.
 
-A number is a part of the key, so each value is a recording of its own. Where it only ever reaches operators as it is,
-one recording serves all values: before a replay the number is put where the tape has it. That is found out, not
-declared, when a second value comes:
+A number is a part of the key, so each value is a recording of its own. Where only operators get it, as it is or as
+Python's arithmetic makes another one of it, one recording serves all values: before a replay the numbers are put where
+the engine has them. That is found out, not declared, when a second value comes:
 
-* the body runs with a number that notes what Python code does with it (``Noted``): arithmetic, a comparison, a text of
-  it and all else that reads it keep it in the key, as do functions in C that would read it unnoticed (``math``);
-* recordings of both values differ in this number alone (``engines.cpu.lifting``);
-* a replay with the number put there equals the body, bit for bit: in the first such call, and in the fourth, sixteenth
-  ... one.
+* the body runs with a number that notes what Python code does with it (``noted_numbers``): a comparison, a text of it
+  and all else that reads it keep it in the key, as do functions in C that would read it unnoticed (``math``). For a
+  whole number, which may be an index or a length, it runs once more, with one that is none;
+* recordings differ in these numbers alone (``engines.cpu.lifting``, ``engines.cuda.lifting``);
+* a replay with other numbers put there equals the body, bit for bit: in the first such call, and in the fourth,
+  sixteenth ... one.
 
 Values for which there are kernels of their own, or for which code above operators takes another way, stay in the key.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attrs import define, field
+from attrs import define, field, frozen
 from typing_extensions import override
 
-from capture.engines.base import LiftedNumbers
+from capture.engines.base import LiftedNumbers, Number
 from capture.key import pytree
 from capture.key.modes import Here
 from capture.key.packages import package_of
@@ -35,6 +37,7 @@ from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.fast_path import GoesOn, Shortcuts
+from capture.runtime.noted_numbers import Formula, Noting, holds_noted
 from capture.runtime.payoff import clock
 from capture.runtime.replay import replay
 from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, Verified
@@ -45,40 +48,17 @@ from capture.tree.tree import Tree
 
 _MOST_FAMILIES = 32  # keys that are searched for a similar call
 _KEPT = frozenset({0.0, 1.0, -1.0, 0.5, -0.5, 2.0})
+_LARGEST = 1 << 53  # from there on not every whole number is a float
 _READ_IN_C = frozenset({"math", "cmath", "numpy", "decimal", "fractions", "struct", "random", "statistics", "operator",
                         "scipy", "json", "pickle", "marshal", "array", "ctypes"})  # fmt: skip
 """Modules whose functions in C read a number without calling a method of it."""
 
 
-def may_vary(value: float) -> bool:
+def may_vary(value: Number) -> bool:
     """All kernels do the same with this number as with others."""
+    if type(value) is int:
+        return abs(value) < _LARGEST and value not in _KEPT
     return math.isfinite(value) and value not in _KEPT
-
-
-class Noted(float):
-    """A number that notes when Python code reads it. Operators take its value without that."""
-
-    is_read: bool = False
-
-
-def _noting(name: str) -> Callable[..., Any]:
-    plain = getattr(float, name)
-
-    def method(self: Any, *args: Any) -> Any:
-        result = plain(self, *args)
-        if result is not NotImplemented:  # else Python asks the other operand, such as a tensor
-            self.is_read = True
-        return result
-
-    return method
-
-
-_LEFT = frozenset({"__class__", "__new__", "__init__", "__init_subclass__", "__subclasshook__", "__getattribute__",
-                   "__setattr__", "__delattr__", "__dir__", "__doc__", "__getstate__", "__getnewargs__",
-                   "__getformat__", "__setformat__"})  # fmt: skip
-for _name in dir(float):
-    if _name not in _LEFT and callable(getattr(float, _name)):
-        setattr(Noted, _name, _noting(_name))
 
 
 def reads_in_c(ran: CodeRun) -> bool:
@@ -98,7 +78,7 @@ def _reads(name: str, value: object) -> bool:
     return name in _READ_IN_C or package in _READ_IN_C
 
 
-def with_numbers(values: Values, positions: Sequence[int], numbers: Sequence[float]) -> Values:
+def with_numbers(values: Values, positions: Sequence[int], numbers: Sequence[Number]) -> Values:
     """The values of a call with other numbers."""
     made = list(values)
     for at, number in zip(positions, numbers, strict=True):
@@ -106,22 +86,71 @@ def with_numbers(values: Values, positions: Sequence[int], numbers: Sequence[flo
     return tuple(made)
 
 
-def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> tuple[str, ...] | None:
-    """Watch the body with numbers that note who reads them, and undo it. The operators it ran; None where Python code
-    reads a number, or may do so unnoticed, or where there is nothing to record."""
-    noted = [Noted(call.values[at]) for at in positions]
-    values = with_numbers(call.values, positions, noted)
-    noting = captured.call(values, call.leaves)
-    watched, described = planning.watch(captured, noting, undo=True, trial=True, counts=False)
+@frozen(eq=False)
+class Watched:
+    """What runs with noted numbers showed: the operators that ran, and the numbers that may have reached them."""
+
+    sequence: tuple[str, ...]
+    formulas: tuple[Formula, ...]
+
+    def values(self, own: Sequence[Number]) -> list[Number] | None:
+        """All numbers that the body computes of its own; None where Python cannot."""
+        try:
+            return [one.value(own) for one in self.formulas]
+        except (ArithmeticError, ValueError, TypeError):
+            return None
+
+
+def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> Watched | None:
+    """Watch the body with numbers that note who reads them, and undo it. None where Python code reads a number, or may
+    do so unnoticed, or where there is nothing to record."""
+    own = [call.values[at] for at in positions]
+    first = _noted(captured, call, positions, own)
+    if first is None or not any(type(one) is int for one in own):
+        return None if first is None else first[0]
+    watched, scalars = first
+    others = [-_UNLIKELY * (at + 1) if type(one) is int else one for at, one in enumerate(own)]
+    second = _noted(captured, call, positions, others)
+    values, values_of_others = watched.values(own), watched.values(others)
+    if second is None or values is None or values_of_others is None or second[0].sequence != watched.sequence:
+        return None
+    texts = {(repr(one), repr(other)) for one, other in zip(values, values_of_others, strict=True)}
+    is_same = len(scalars) == len(second[1]) and all(map(functools.partial(_same_but, texts), scalars, second[1]))
+    return watched if is_same else None
+
+
+_UNLIKELY = 1013
+"""Indices, lengths and repetitions by its negative raise, or come to nothing."""
+
+
+def _same_but(texts: set[tuple[str, str]], one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Two operators got the same but for numbers that the call gives. ``texts``: those in the one and in the other."""
+
+    def is_number(first: str, second: str) -> bool:
+        (place, _, value), (place_of_other, _, value_of_other) = first.partition("="), second.partition("=")
+        if place != place_of_other:
+            return False
+        parts = [[one.strip("[]() ") for one in text.split(",")] for text in (value, value_of_other)]
+        return len(parts[0]) == len(parts[1]) and all(a == b or (a, b) in texts for a, b in zip(*parts, strict=True))
+
+    return len(one) == len(other) and all(a == b or is_number(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _noted(
+    captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number]
+) -> tuple[Watched, tuple[tuple[str, ...], ...]] | None:  # fmt: skip
+    noting = Noting()
+    noted = captured.call(with_numbers(call.values, positions, noting.begin(own)), call.leaves)
+    watched, described = planning.watch(captured, noted, undo=True, trial=True, counts=False)
     run.undo(watched)
     facts, results = described.facts, [leaf for _, leaf in pytree.result_leaves(watched.result)]
-    if any(one.is_read for one in noted) or facts.gradients or facts.host_syncs or facts.islands:
+    if noting.is_read or facts.gradients or facts.host_syncs or facts.islands:
         return None
     if reads_in_c(watched.ran):
         return None
-    if any(one is leaf for one in noted for leaf in results) or watched.changed:
+    if any(map(holds_noted, results)) or any(holds_noted(one.after) for one in watched.changed):
         return None  # a replay would give or leave the number that was recorded
-    return facts.sequence
+    return Watched(facts.sequence, tuple(noting.formulas.values())), facts.scalars
 
 
 def twin_of(
@@ -143,7 +172,7 @@ def twin_of(
         at, less = _differing(entry.key, candidate.key), lifted_of.get(id(candidate))
         if not at or (less is not None and (not less.is_there() or not set(less.positions) <= set(at))):
             continue
-        if all(type(values[position]) is float for position in at):
+        if all(type(values[position]) in (float, int) for position in at):
             return candidate, at
     return None
 
@@ -154,18 +183,20 @@ def _differing(key: Any, other: Any) -> tuple[int, ...]:
         return ()
     found = [at for at, (one, two) in enumerate(zip(key[1], other[1], strict=True)) if one != two]
     pairs = [(key[1][at], other[1][at]) for at in found]
-    return tuple(found) if all(_is_number(one) and _is_number(two) for one, two in pairs) else ()
+    return tuple(found) if all(is_number(one) and is_number(two) and one[0] is two[0] for one, two in pairs) else ()
 
 
-def _is_number(part: Any) -> bool:
-    """As the key has a plain float."""
-    is_float = type(part) is tuple and len(part) == 2 and part[0] is float
-    return is_float and may_vary(float.fromhex(part[1]))
+def is_number(part: Any) -> bool:
+    """The key has it for a plain number that may vary."""
+    is_one = type(part) is tuple and len(part) == 2 and part[0] in (float, int)
+    return is_one and may_vary(number_of(part))
 
 
-def number_of(part: Any) -> float:
+def number_of(part: Any) -> Number:
     """The number of such a part."""
-    return float.fromhex(part[1])
+    kind, value = part
+    number: Number = float.fromhex(value) if kind is float else value
+    return number
 
 
 @define(eq=False)
@@ -178,6 +209,7 @@ class Lifted:
     node: Node
     tree: Tree
     numbers: LiftedNumbers
+    watched: Watched
     positions: tuple[int, ...]
     values: Values
     """The values of the call that was recorded, from which the recording's key is made."""
@@ -188,28 +220,44 @@ class Lifted:
     """Numbers were to be set, and it may have any of them since."""
     under_way: Values | None = None
     """The caller's values in the call by the fast way."""
+    _is_plain: bool = field(init=False)
+    """Operators get the numbers of the call as they are."""
+
+    def __attrs_post_init__(self) -> None:
+        self._is_plain = tuple(self.numbers.used) == tuple(range(len(self.positions)))
 
     def is_there(self) -> bool:
         """Its recording begins a step of this thread."""
         here = self.tree.thread == threading.get_ident() and self.node.parent is self.tree.root
         return here and self.node in self.entry.nodes
 
-    def taken(self, values: Values) -> list[float] | None:
-        """The numbers of a call; None if they are not to be lifted, or not here."""
-        if (
-            self.is_busy
-            or self.is_broken
-            or self.tree.thread != threading.get_ident()
-            or len(values) != len(self.values)
-        ):
+    def taken(self, values: Values) -> list[Number] | None:
+        """What operators get of the numbers of a call; None if those are not to be lifted, or not here."""
+        if self.is_busy or self.is_broken or self.tree.thread != threading.get_ident():
             return None
-        call_numbers = [values[at] for at in self.positions]
+        if len(values) != len(self.values):
+            return None
+        own = []
+        for at in self.positions:
+            value = values[at]
+            if type(value) is not type(self.values[at]):
+                return None
+            own.append(value)
+        return self.numbers_of(own)
+
+    def numbers_of(self, own: Sequence[Number]) -> list[Number] | None:
+        """The same for these numbers of a call."""
+        used = self.numbers.used
+        try:
+            call_numbers = own if self._is_plain else [self.watched.formulas[at].value(own) for at in used]
+        except (ArithmeticError, ValueError, TypeError):  # Python raises that again, in the body
+            return None
         for number, value in enumerate(call_numbers):
-            if type(value) is not float or not may_vary(value):
+            if type(value) not in (float, int) or not may_vary(value):
                 return None
-            if number in self.numbers.powers and value.is_integer():
+            if number in self.numbers.powers and (type(value) is int or float(value).is_integer()):
                 return None
-        return call_numbers if self.numbers.takes(call_numbers) else None
+        return list(call_numbers) if self.numbers.takes(call_numbers) else None
 
     def standing(self, values: Values) -> Values:
         """The call that was recorded, with these values but for the numbers."""
@@ -222,7 +270,7 @@ class Lifted:
         """The next call like this one may take the fast way."""
         self.paths.add(captured, values, leaves, self.entry, now, goes_on)
 
-    def run(self, given: Sequence[float], function: Callable[[], Any]) -> Any:
+    def run(self, given: Sequence[Number], function: Callable[[], Any]) -> Any:
         """With these numbers in the recording; ``MISS`` if they cannot be set. Nobody else runs it meanwhile: a call in
         a signal's handler does not."""
         self.is_busy = True
@@ -257,7 +305,7 @@ class NumberComparison(Comparison):
     """A replay with other numbers beside the body."""
 
     lifted: Lifted = field(kw_only=True)
-    numbers: Sequence[float] = field(kw_only=True)
+    numbers: Sequence[Number] = field(kw_only=True)
     leaves: list[Any] = field(kw_only=True)
 
     @override
@@ -269,7 +317,7 @@ class NumberComparison(Comparison):
         return result
 
 
-def compared(captured: Captured, lifted: Lifted, call: Call, numbers: Sequence[float], leaves: list[Any]) -> Verified:
+def compared(captured: Captured, lifted: Lifted, call: Call, numbers: Sequence[Number], leaves: list[Any]) -> Verified:
     """Compare a replay with the body. ``leaves``: of the call that was recorded."""
     captured.log.counters.verifications += 1
     comparison = NumberComparison(

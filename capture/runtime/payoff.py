@@ -149,16 +149,16 @@ class Trial:
 
     entry: Any
     _wanted: int
-    _any_float: bool = False
-    """Calls with other floats are such calls, too."""
+    _any_number: bool = False
+    """Calls with other numbers are such calls, too."""
     bodies: list[float] = field(factory=list)
     """Seconds."""
     _shapes: Any = None
 
     @classmethod
-    def of(cls, entry: Any, values: Sequence[Any], wanted: int, *, any_float: bool = False) -> Self | None:
+    def of(cls, entry: Any, values: Sequence[Any], wanted: int, *, any_number: bool = False) -> Self | None:
         """None where a call is told by more than tensors and plain values."""
-        return cls(entry, wanted, any_float) if {type(value) for value in values} <= _KINDS | SAME else None
+        return cls(entry, wanted, any_number) if {type(value) for value in values} <= _KINDS | SAME else None
 
     def goes_on(self, args: Sequence[Any], kwargs: Mapping[str, Any], seconds: float) -> bool:
         """A call with these arguments took so long. False: it is another one, or was the last."""
@@ -173,4 +173,4 @@ class Trial:
     def _told(self, value: Any) -> Any:
         if type(value) in _KINDS:
             return value.shape
-        return float if self._any_float and type(value) is float else value
+        return type(value) if self._any_number and type(value) in (float, int) else value

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, config, recordings, release, reset
-from capture.runtime.numbers import Noted
+from capture.runtime.noted_numbers import Noted, Noting
 from tests.support.bucketed import assert_same
 from tests.support.device import LIFTS
 
@@ -114,8 +114,8 @@ def steps(x: Tensor, s: float) -> Tensor:
     return x.sum() * s + torch.arange(0.0, 1.0, s).sum()
 
 
-def rest(x: Tensor, s: float) -> Tensor:
-    return torch.relu(x) * s + x * (1 - s)
+def coefficient(x: Tensor, s: float) -> Tensor:
+    return torch.relu(x) * s + x * round(1 - s)
 
 
 def constant(x: Tensor, s: float) -> Tensor:
@@ -134,7 +134,9 @@ def given_back(x: Tensor, s: float) -> tuple[Tensor, float]:
     return torch.relu(x) * s, s
 
 
-@pytest.mark.parametrize("body", [halves, as_text, root, floor, steps, rest, constant, kinds, looks_up, given_back])
+@pytest.mark.parametrize(
+    "body", [halves, as_text, root, floor, steps, coefficient, constant, kinds, looks_up, given_back]
+)
 def test_python_code_that_reads_a_number_keeps_it_in_the_key(body: Callable[[Tensor, float], Any]) -> None:
     f = capture(body, max_recordings=20)
     run_beside(f, body, [0.1, 0.2, 0.1, 0.2, 0.6, 0.9, 0.3, 0.6, 0.9, 0.1])
@@ -144,28 +146,140 @@ def test_python_code_that_reads_a_number_keeps_it_in_the_key(body: Callable[[Ten
 
 def test_a_number_notes_what_reads_it_and_no_operator() -> None:
     reads: list[Callable[[float], Any]] = [
-        lambda s: s + 1, lambda s: 1 - s, lambda s: -s, lambda s: abs(s), lambda s: s < 1, lambda s: s <= 1,
-        lambda s: s == 0.3, bool, float, int, round, str, repr, hash, lambda s: s**2, lambda s: 2**s, divmod_,
+        lambda s: s < 1, lambda s: s <= 1, lambda s: abs(-s) > 2, lambda s: s * 1j, lambda s: (s - 4) ** 0.5,
+        lambda s: s == 0.3, bool, float, int, round, str, repr, hash, divmod_,
         lambda s: f"{s}", lambda s: s.hex(), lambda s: s.is_integer(), lambda s: s.real if s else 0, math.floor,
-        math.ceil, lambda s: s in (1, 2), lambda s: max(s, 1), lambda s: sum([s, s]), lambda s: sorted([s, 0.1]),
+        math.ceil, lambda s: s in (1, 2), lambda s: max(s, 1), lambda s: sorted([s, 0.1]), lambda s: s * True,
     ]  # fmt: skip
     for read in reads:
-        number = Noted(0.3)
-        read(number)
-        assert number.is_read
+        noting = Noting()
+        read(noting.begin([0.3])[0])
+        assert noting.is_read
     x = torch.randn(3)
     given: list[Callable[[float], Any]] = [
         lambda s: x * s, lambda s: s * x, lambda s: s - x, lambda s: s / x, lambda s: x**s, lambda s: s**x,
         lambda s: x < s, lambda s: s < x, lambda s: x.add(x, alpha=s), lambda s: torch.full((2,), s),
     ]  # fmt: skip
     for give in given:
-        number = Noted(0.3)
-        give(number)
-        assert not number.is_read
+        noting = Noting()
+        give(noting.begin([0.3])[0])
+        assert not noting.is_read
+
+
+COMPUTED: list[Callable[..., Any]] = [
+    lambda s, k: -s, lambda s, k: 1 - s, lambda s, k: s - 1, lambda s, k: 2 * s * 0.5, lambda s, k: abs(-s) + s,
+    lambda s, k: s * k, lambda s, k: k * s, lambda s, k: k + 0.5, lambda s, k: k / 3, lambda s, k: 3 - k,
+    lambda s, k: s**k, lambda s, k: 1 - s**k, lambda s, k: 2 * k - 7, lambda s, k: -k * s, lambda s, k: s // 0.1,
+    lambda s, k: sum([s, s, 1]), lambda s, k: (-s, s)[0],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("computed", COMPUTED)
+def test_what_is_computed_from_numbers_is_a_formula(computed: Callable[..., Any]) -> None:
+    noting = Noting()
+    found = computed(*noting.begin([0.3, 5]))
+    assert isinstance(found, Noted)
+    assert not noting.is_read
+    for numbers in ([0.3, 5], [-0.7, 3], [1e-3, -8], [1.0, 2]):
+        expected, again = computed(*numbers), found.formula.value(numbers)
+        assert type(again) is type(expected)
+        assert repr(again) == repr(expected)
 
 
 def divmod_(s: float) -> Any:
     return divmod(s, 2)
+
+
+ARITHMETIC: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "rest": lambda x, s: torch.relu(x) * s + x * (1 - s),
+    "negative": lambda x, s: x.add(torch.relu(x), alpha=-s),
+    "decay": lambda x, s: torch.relu(x).mul_(1 - s * 0.01).add_(x, alpha=-s),
+    "several": lambda x, s: x * (s * 3.1) - torch.relu(x) * (s / 7) + (0.2 + s) ** 0.7,
+    "twice the same": lambda x, s: x * (s * 1.0) + torch.relu(x) * s,
+    "almost the same": lambda x, s: x * (s + 1e-17) + torch.relu(x) * s,
+}
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_that_python_computes_from_one(name: str, dtype: torch.dtype) -> None:
+    body = ARITHMETIC[name]
+    f = capture(lambda x, s: body(x, s), max_recordings=20)
+    run_beside(f, body, [*MANY, 1e-18, 0.25, 1.0, 2.0, 0.77, -1.0, 100.0], dtype)
+    assert is_lifted(f) == LIFTS
+    if LIFTS:
+        assert recordings(f).replays > len(MANY) - 6
+        assert recordings(f).recordings <= 5
+
+
+WHOLE: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "add": lambda x, k: torch.relu(x) + k,
+    "full": lambda x, k: torch.full((3,), k) + torch.full_like(x, k),
+    "compare": lambda x, k: torch.arange(3) > k,
+    "share": lambda x, k: x * (1 / (2 * k + 3)) - torch.relu(x) / k,
+    "clamp": lambda x, k: (x * 50).clamp(max=k),
+    "masked": lambda x, k: (x * 5).to(torch.int64).masked_fill(x > 0, k),
+    "shift": lambda x, k: (x * 5).to(torch.int64) * k - (k - 3),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers(name: str) -> None:
+    body = WHOLE[name]
+    f = capture(lambda x, k: body(x, k), max_recordings=30)
+    run_beside(f, body, [5, 6, 7, 9, 11, 1 << 20, 13, 0, 1, -1, 2, -7, True, 5.0, 6.0, 7.5, 17, 5])
+    assert is_lifted(f) == LIFTS
+    if LIFTS:
+        assert recordings(f).replays >= 6
+
+
+def test_whole_numbers_that_may_be_equal_for_others_are_read() -> None:
+    reads: list[Callable[[Any, Any], Any]] = [
+        lambda k, n: k % 2, lambda k, n: k // 2, lambda k, n: abs(k), lambda k, n: k * k, lambda k, n: k - n,
+        lambda k, n: k**2, lambda k, n: 2**k, lambda k, n: k & 1, lambda k, n: k << 1, lambda k, n: ~k,
+    ]  # fmt: skip
+    for read in reads:
+        noting = Noting()
+        read(*noting.begin([5, 6]))
+        assert noting.is_read
+
+
+class Listed:
+    values = (0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.4, 0.5)
+
+
+def looped(x: Tensor, k: int) -> Tensor:
+    for _ in range(k):
+        x = x * 1.01
+    return x + k
+
+
+LENGTHS: list[Callable[[Tensor, int], Any]] = [
+    looped,
+    lambda x, k: x * Listed.values[k] + k,
+    lambda x, k: x * len(Listed.values[:k]) + k,
+    lambda x, k: x * len("a" * k) + k,
+    lambda x, k: x.reshape(-1)[k] + k,
+    lambda x, k: x.reshape(-1)[:k] + k,
+    lambda x, k: x.reshape(-1).narrow(0, k, 2) + k,
+    lambda x, k: torch.zeros(k) + k,
+    lambda x, k: torch.arange(k) + k,
+    lambda x, k: torch.cat([x] * k) + k,
+    lambda x, k: x.sum(k % 2) + k,
+    lambda x, k: x.sum(abs(5 - k) // 3) + k,
+    lambda x, k: x.sum((k * k) % 2) + k,
+    lambda x, k: x.reshape(-1)[k - 3] + k,
+    lambda x, k: x.roll(k) + k,
+    lambda x, k: x ** (k - 3) + k,
+    lambda x, k: x + (k if k > 7 else 3),
+]
+
+
+@pytest.mark.parametrize("body", LENGTHS)
+def test_lengths_and_indices_are_no_numbers(body: Callable[[Tensor, int], Any]) -> None:
+    f = capture(lambda x, k: body(x, k), max_recordings=20)
+    run_beside(f, body, [3, 4, 5, 6, 7, 8, 9, 5, 9])
+    assert not is_lifted(f)
 
 
 def test_a_learning_rate_that_decays() -> None:

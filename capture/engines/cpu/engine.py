@@ -16,7 +16,7 @@ import torch
 from attrs import evolve
 from typing_extensions import override
 
-from capture.engines.base import Again, Block, Geometry, Input, LiftedNumbers, Number, Recorded, Recording
+from capture.engines.base import Block, Geometry, Input, LiftedNumbers, NumbersToLift, Recorded, Recording
 from capture.engines.cpu import answers, lifting
 from capture.engines.cpu.arena import Arena
 from capture.engines.cpu.in_place import InPlaceTrial, in_place_form, trial_of
@@ -103,10 +103,9 @@ class CpuBackend:
         return Arena()
 
     def lift(
-        self, one: Recording, other: Recording, numbers: Sequence[tuple[Number, Number]], again: Again
+        self, one: Recording, other: Recording, numbers: NumbersToLift
     ) -> LiftedNumbers | str:  # fmt: skip
         """See ``lifting``."""
-        del again
         assert isinstance(one, Tape)
         assert isinstance(other, Tape)
         return lifting.lift(one, other, numbers)

@@ -1,9 +1,9 @@
 """Numbers on a tape that differ from call to call.
 
 Two runs of a body with different values of a number give two tapes. If the tapes differ only in arguments of operators
-that are the number itself in both, the operators get the number as it is, and the tape may run with any value: it
-becomes a register. A value that Python computed from the number would differ otherwise, and a decision of the host
-would give other operators.
+that are, in both, the number itself or what Python's arithmetic is known to make of it, the tape may run with any
+value: it becomes a register. What was computed in another way would differ otherwise, and a decision of the host would
+give other operators.
 
 Only arguments that are numbers by an operator's schema are given another one: of a range, the size depends on it.
 """
@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from capture.engines.base import Number
+from capture.engines.base import Number, NumbersToLift
 from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep
 from capture.key.tensor_meta import bytes_of
 from capture.observe.operator_schema import number_arguments
 
-Numbers = Sequence[tuple[float, float]]
+Numbers = Sequence[tuple[Number, Number]]
 """For each number its values in the two runs."""
 
 
@@ -32,12 +32,13 @@ class _OtherTapeError(Exception):
 
 @define(eq=False)
 class _Comparison:
-    """``places``: by ``id`` of a step, the positions of numbers in its arguments, and which ones they are."""
+    """``places``: by ``id`` of a step, the positions of numbers in its arguments, and which ones they are: all that
+    have these values in both runs."""
 
     numbers: Numbers
-    lifted: dict[int, float]
+    lifted: dict[int, Number]
     """Numbers of the first tape that are registers already."""
-    places: dict[int, dict[int | str, int]] = field(factory=dict)
+    places: dict[int, dict[int | str, tuple[int, ...]]] = field(factory=dict)
 
     def compare(self, first: TapeStep, second: TapeStep) -> None:
         same = _form(first) == _form(second)
@@ -52,10 +53,10 @@ class _Comparison:
             a = self.lifted.get(value.number, value) if type(value) is Register else value
             if self._is_same(a, b):
                 continue
-            number = self._number(a, b)
-            if number is None or place not in _number_arguments(first.name):
+            found = self._numbers(a, b)
+            if not found or place not in _number_arguments(first.name):
                 raise _OtherTapeError
-            self.places.setdefault(id(second), {})[place] = number
+            self.places.setdefault(id(second), {})[place] = found
 
     def _is_same(self, a: Any, b: Any) -> bool:
         if type(a) is not type(b):
@@ -68,17 +69,16 @@ class _Comparison:
             return bool(a == b)
         return a is b or bool(a == b)
 
-    def _number(self, a: Any, b: Any) -> int | None:
-        if type(a) is not float or type(b) is not float:
-            return None
+    def _numbers(self, a: Any, b: Any) -> tuple[int, ...]:
+        if type(a) not in (float, int) or type(b) is not type(a):
+            return ()
         told = (bits_of(a), bits_of(b))
-        found = [at for at, (one, other) in enumerate(self.numbers) if (bits_of(one), bits_of(other)) == told]
-        return found[0] if len(found) == 1 else None
+        return tuple(at for at, (one, other) in enumerate(self.numbers) if (bits_of(one), bits_of(other)) == told)
 
 
-def bits_of(number: float) -> bytes:
-    """Its 8 bytes."""
-    return struct.pack("<d", number)
+def bits_of(number: Number) -> object:
+    """Its type and value: all bits count."""
+    return (int, number) if type(number) is int else struct.pack("<d", number)
 
 
 def _number_arguments(name: str) -> frozenset[int | str]:
@@ -89,29 +89,37 @@ def _number_arguments(name: str) -> frozenset[int | str]:
     return frozenset() if op is None else number_arguments(op)
 
 
-def lift(first: Tape, second: Tape, numbers: Numbers) -> TapeNumbers | str:
-    """The numbers as registers of ``second``, if the tapes differ in them alone, and all of them are there."""
+def lift(first: Tape, second: Tape, numbers: NumbersToLift) -> TapeNumbers | str:
+    """The numbers as registers of ``second``, if the tapes differ in them alone."""
     if first.reads or second.reads or len(first.steps) != len(second.steps) or len(first.roots) != len(second.roots):
         return "other operators run with another number"
     if not all(map(_same_memory, first.roots, second.roots)):
         return "other memory is read with another number"
-    comparison = _Comparison(numbers, first.lifted)
+    then, now = numbers.given(numbers.then), numbers.given(numbers.now)
+    if then is None or now is None:
+        return "Python cannot compute what operators get"
+    comparison = _Comparison(list(zip(then, now, strict=True)), first.lifted)
     try:
         for a, b in zip(first.steps, second.steps, strict=True):
             comparison.compare(a, b)
     except _OtherTapeError:
         return "operators get what was computed from a number, or get one where it is more than a value"
-    met = {number for places in comparison.places.values() for number in places.values()}
-    if len(met) < len(numbers):
-        return "a number reaches no operator"
+    alike = list(dict.fromkeys(found for places in comparison.places.values() for found in places.values()))
     powers = {
-        number
-        for step in second.steps for number in comparison.places.get(id(step), {}).values() if "pow" in step.name
+        found
+        for step in second.steps if "pow" in step.name for found in comparison.places.get(id(step), {}).values()
     }  # fmt: skip
-    if any(value.is_integer() for number in powers for value in numbers[number]):
+    if any(float(value).is_integer() for found in powers for value in (then[found[0]], now[found[0]])):
         return "a whole number is an exponent"
-    registers = second.lift(comparison.places, [value for _, value in numbers])
-    return TapeNumbers(second, registers, frozenset(powers))
+    places = {
+        step: {place: alike.index(found) for place, found in places.items()}
+        for step, places in comparison.places.items()
+    }  # fmt: skip
+    registers = second.lift(places, [now[found[0]] for found in alike])
+    used = tuple(number for found in alike for number in found)
+    of_register = [register for register, found in zip(registers, alike, strict=True) for _ in found]
+    of_powers = frozenset(at for at, number in enumerate(used) if any(number in found for found in powers))
+    return TapeNumbers(second, used, of_register, of_powers)
 
 
 def _form(step: TapeStep) -> tuple[Any, ...]:
@@ -134,13 +142,17 @@ class TapeNumbers:
     """See ``LiftedNumbers``."""
 
     tape: Tape
+    used: tuple[int, ...]
     registers: Sequence[int]
+    """Of each of them. Numbers that could not be told apart have the same."""
     powers: frozenset[int]
 
     def takes(self, values: Sequence[Number]) -> bool:
         """Operators take any."""
-        del values
-        return True
+        if len(set(self.registers)) == len(self.registers):
+            return True
+        told = {(register, bits_of(value)) for register, value in zip(self.registers, values, strict=True)}
+        return len(told) == len(set(self.registers))
 
     def put(self, values: Sequence[Number]) -> bool:
         """See there."""

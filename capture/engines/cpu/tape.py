@@ -25,7 +25,7 @@ from attrs import define, evolve, field, frozen
 
 from capture.core.interrupts import is_interrupt
 from capture.core.schedule import Schedule
-from capture.engines.base import Block, BoundInput, Geometry, Move, OwnedOutput, Refusal, on_storage, views_of
+from capture.engines.base import Block, BoundInput, Geometry, Move, Number, OwnedOutput, Refusal, on_storage, views_of
 from capture.engines.cpu.arena import Arena
 from capture.engines.cpu.in_place import InPlaceTrial
 from capture.engines.cpu.number_tensors import with_tensors
@@ -177,7 +177,7 @@ class Tape:
         self._direct: dict[int, int] = {}
         """Registers that are an argument of the call under way, by number: its position."""
         self.registers: list[Any] = []
-        self.lifted: dict[int, float] = {}
+        self.lifted: dict[int, Number] = {}
         """Registers that are numbers, with what those were when this was recorded."""
         self.generators: dict[int, torch.Generator] = {}
         """Those among the leaves of the recorded call, by position."""
@@ -267,7 +267,7 @@ class Tape:
         """All memory that registers look at."""
         return self._roots
 
-    def lift(self, places: Mapping[int, Mapping[int | str, int]], values: Sequence[float]) -> list[int]:
+    def lift(self, places: Mapping[int, Mapping[int | str, int]], values: Sequence[Number]) -> list[int]:
         """Numbers among the arguments of operators become registers, which are given back in the order of ``values``.
         ``places``: by ``id`` of a step, which of its arguments are which of them."""
         first = len(self.registers)

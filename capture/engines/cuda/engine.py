@@ -15,7 +15,7 @@ import torch
 from attrs import evolve
 
 from capture.core import config
-from capture.engines.base import Again, Block, Input, LiftedNumbers, Number, Recorded, Recording
+from capture.engines.base import Block, Input, LiftedNumbers, NumbersToLift, Recorded, Recording
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.capture_graph import Capture, RefusedError
 from capture.engines.cuda.copy_in import InputCopies
@@ -66,12 +66,12 @@ class CudaBackend:
         return kernel_params.missing() is None
 
     def lift(
-        self, one: Recording, other: Recording, numbers: Sequence[tuple[Number, Number]], again: Again
+        self, one: Recording, other: Recording, numbers: NumbersToLift
     ) -> LiftedNumbers | str:  # fmt: skip
         """See ``lifting``."""
         del one
         assert isinstance(other, CudaRecording)
-        return other.lift(numbers, again)
+        return other.lift(numbers)
 
     def memory_bytes(self) -> int:
         """Bytes of the device's memory."""

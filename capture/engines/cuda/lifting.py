@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from typing_extensions import override
 
-from capture.engines.base import Again, Number, Refusal
+from capture.engines.base import Number, NumbersToLift, Refusal
 from capture.engines.cuda import graph_edges, kernel_params
 from capture.engines.cuda.calibrate import CalibrationSetup, capture_again
 from capture.engines.cuda.kernel_params import BytesWriter, GraphNode
@@ -62,7 +62,7 @@ class NumberRecorder(GraphRecorder):
         self, pool: CudaPool, registered: set[int], moving: frozenset[str], numbers: Sequence[Number]
     ) -> None:  # fmt: skip
         super().__init__(pool, registered, moving)
-        self._numbers = {(type(one), one): at for at, one in enumerate(numbers)}
+        self._numbers = {(type(one), one): at for at, one in reversed(list(enumerate(numbers)))}
         self.uses: list[NumberUse] = []
         self.kinds: set[torch.dtype] = set()
         """Of the tensors that these operators get and give."""
@@ -110,18 +110,17 @@ class _Sample:
 
 
 def learn_numbers(
-    pool: CudaPool, nodes: Sequence[GraphNode], made: CalibrationSetup, numbers: Sequence[tuple[Number, Number]],
-    again: Again, graph: torch.cuda.CUDAGraph,
+    pool: CudaPool, nodes: Sequence[GraphNode], made: CalibrationSetup, numbers: NumbersToLift,
+    graph: torch.cuda.CUDAGraph,
 ) -> GraphNumbers | Refusal:  # fmt: skip
-    """The numbers of a recording, or why they stay as they were recorded. ``numbers``: each as it was in another
-    recording, and in this one."""
-    own = tuple(now for _, now in numbers)
+    """The numbers of a recording, or why they stay as they were recorded."""
     samples: list[_Sample] = []
-    further = other_numbers(own)
-    if any(len(set(values)) < len(values) for values in further):
-        return Refusal("the numbers cannot be told apart")
-    for values in (own, own, *further, tuple(then for then, _ in numbers)):
-        call, generators = again(values)
+    for of_call in (numbers.now, numbers.now, *other_numbers(numbers.now), numbers.then):
+        given = numbers.given(of_call)
+        if given is None:
+            return Refusal("Python cannot compute what operators get")
+        values = tuple(given)
+        call, generators = numbers.again(of_call)
         refusal = capture_again(
             pool, made, call, generators,
             functools.partial(_recorder, pool, made, values), functools.partial(_read, pool, samples, values),
@@ -130,7 +129,7 @@ def learn_numbers(
             return refusal
     others = samples[2 : 2 + _CAPTURES]  # not those whose numbers may be equal to others in the body
     uses = others[0].uses
-    if any(one.uses != uses for one in others) or {use.number for use in uses} != set(range(len(own))):
+    if any(one.uses != uses for one in others):
         return Refusal("operators get the numbers otherwise in another capture")
     difference = next((found for one in samples[1:] if (found := _difference(samples[0], one, uses))), None)
     if difference is not None:
@@ -138,9 +137,30 @@ def learn_numbers(
     places = infer_numbers([node.words for node in nodes], [one.launched for one in samples], uses)
     if isinstance(places, NumberRefusal):
         return Refusal(places.reason, kernel=None if places.node is None else nodes[places.node].name())
-    powers = frozenset(use.number for use in uses if "pow" in use.name)
-    lifted = GraphNumbers(pool, graph, tuple(places), nodes, powers, others[0].kinds, own)
+    used = tuple(sorted({use.number for use in uses}))
+    alike = _alike(used, [one.launched for one in samples])
+    powers = frozenset(used.index(use.number) for use in uses if "pow" in use.name)
+    of_used = tuple(evolve(place, number=used.index(place.number)) for place in places)
+    own = tuple(samples[0].launched.numbers[number] for number in used)
+    lifted = GraphNumbers(
+        pool, graph, of_used, nodes, (*used, *(number for _, number in alike)), powers, others[0].kinds, own,
+        tuple(at for at, _ in alike),
+    )  # fmt: skip
     return lifted if lifted.takes(own) else Refusal("the numbers are too large or too small")
+
+
+def _alike(used: Sequence[int], samples: Sequence[NumberSample]) -> list[tuple[int, int]]:
+    """Numbers that were equal to one of the used ones in every capture: which one of those, and the other."""
+
+    def told(number: int) -> list[tuple[type, str]]:
+        return [_told(one.numbers[number]) for one in samples]
+
+    known = {number: told(number) for number in range(len(samples[0].numbers))}
+    return [
+        (at, other)
+        for at, number in enumerate(used)
+        for other in known if other not in used and known[other] == known[number]
+    ]  # fmt: skip
 
 
 def _recorder(pool: CudaPool, made: CalibrationSetup, values: Sequence[Number], registered: set[int]) -> NumberRecorder:
@@ -181,6 +201,10 @@ def _difference(first: _Sample, other: _Sample, uses: Sequence[NumberUse]) -> st
     return None
 
 
+def _told(value: Number) -> tuple[type, str]:
+    return type(value), repr(value)
+
+
 @define(eq=False)
 class _Slot:
     """A node with numbers. ``at``: what stands in its places in the graph that is launched; None if that is unknown."""
@@ -212,10 +236,13 @@ class GraphNumbers:
     _graph: torch.cuda.CUDAGraph
     _places: tuple[NumberPlace, ...]
     _nodes: Sequence[GraphNode]
+    used: tuple[int, ...]
     powers: frozenset[int]
     _kinds: set[torch.dtype]
     _recorded: tuple[Number, ...]
     """The numbers that the graph was captured with."""
+    _alike: tuple[int, ...] = ()
+    """Numbers that could not be told apart from others follow those; which ones they are like."""
     _now: tuple[Number, ...] | None = field(init=False)
     """Those that it has now; None while some of them are set."""
     _slots: list[_Slot] = field(init=False)
@@ -243,6 +270,9 @@ class GraphNumbers:
 
     def takes(self, values: Sequence[Number]) -> bool:
         """All bytes of these numbers are known, and no type of the operators flushes or overflows them."""
+        values, others = values[: len(self._recorded)], values[len(self._recorded) :]
+        if any(_told(values[at]) != _told(other) for at, other in zip(self._alike, others, strict=True)):
+            return False
         for value, recorded in zip(values, self._recorded, strict=True):
             is_other = type(value) is not type(recorded) or (type(value) is int and (value < 0) != (recorded < 0))
             if is_other or not is_normal(value):
@@ -253,6 +283,7 @@ class GraphNumbers:
 
     def put(self, values: Sequence[Number]) -> bool:
         """See there."""
+        values = values[: len(self._recorded)]
         if tuple(values) == self._now:
             return True
         self._now = None

@@ -167,6 +167,7 @@ def infer_numbers(
     for sample in samples:
         if len(sample.nodes) != len(recorded):
             return NumberRefusal(f"a further capture has {len(sample.nodes)} nodes instead of {len(recorded)}")
+    used = sorted({use.number for use in uses})
     places: list[NumberPlace] = []
     for at, node in enumerate(recorded):
         if node.closed is not None and node.kind == "other":
@@ -174,7 +175,7 @@ def infer_numbers(
         twins = [sample.nodes[at] for sample in samples]
         if any((one.kind, one.same, len(one.words)) != (node.kind, node.same, len(node.words)) for one in twins):
             return NumberRefusal("another number launches something else there", at)
-        found = _places(at, node, twins, samples)
+        found = _places(at, node, twins, samples, used)
         if isinstance(found, NumberRefusal):
             return found
         places += found
@@ -209,7 +210,8 @@ class _Bytes:
 
 
 def _places(
-    node: int, recorded: NodeParameters, twins: Sequence[NodeParameters], samples: Sequence[NumberSample]
+    node: int, recorded: NodeParameters, twins: Sequence[NodeParameters], samples: Sequence[NumberSample],
+    used: Sequence[int],
 ) -> list[NumberPlace] | NumberRefusal:  # fmt: skip
     if all(one.words == twins[0].words for one in twins):
         return []
@@ -217,7 +219,8 @@ def _places(
     if recorded.kind != "kernel":
         return NumberRefusal("a copy follows the number", node) if block.varies - block.noise else []
     found: dict[tuple[int, int, int], list[Form]] = {}
-    for number, own in enumerate(samples[0].numbers):
+    for number in used:
+        own = samples[0].numbers[number]
         for form in _forms_of(own):
             told = [encode(form, sample.numbers[number]) for sample in samples]
             wanted = [one for one in told if one is not None]

@@ -13,7 +13,7 @@ import torch
 
 from capture.core import config
 from capture.core.schedule import Schedule
-from capture.engines.base import Again, Block, BoundInput, Input, Move, Number, OwnedOutput, Refusal
+from capture.engines.base import Block, BoundInput, Input, Move, NumbersToLift, OwnedOutput, Refusal
 from capture.engines.copy_out import OutputCopies
 from capture.engines.cuda import graph_edges, kernel_params
 from capture.engines.cuda.address_table import AddressTable
@@ -410,7 +410,7 @@ class CudaRecording:
             self._inputs, self.copied_paths, (*self._input_copies.device_copies, *self._constants), added, self._unread
         )
 
-    def lift(self, numbers: Sequence[tuple[Number, Number]], again: Again) -> GraphNumbers | str:
+    def lift(self, numbers: NumbersToLift) -> GraphNumbers | str:
         """See ``Backend``. Further captures tell."""
         reason, graph = kernel_params.missing() or graph_edges.missing(), self._capture.graph()
         if reason is not None or graph is None or not self._pool.shared or self._numbers is not None:
@@ -422,7 +422,7 @@ class CudaRecording:
                     self._nodes = kernel_params.read_captured(graph, made.added)
         except kernel_params.DriverError as error:
             return str(error)
-        learned = learn_numbers(self._pool, self._nodes, made, numbers, again, graph)
+        learned = learn_numbers(self._pool, self._nodes, made, numbers, graph)
         if isinstance(learned, Refusal):
             return learned.reason if learned.kernel is None else f"{learned.reason} ({learned.kernel})"
         self._numbers = learned

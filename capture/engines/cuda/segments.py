@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from capture.engines.base import Again, BoundInput, Found, IslandCall, Move, Number, Refusal, found
+from capture.engines.base import BoundInput, Found, IslandCall, Move, NumbersToLift, Refusal, found
 from capture.engines.cuda.replay import CudaRecording, Step
 from capture.engines.cuda.segment_run import SegmentRun, Told, copy_in_late, keep
 from capture.engines.cuda.streams import order_draws
@@ -157,7 +157,7 @@ class SegmentedGraphs(CudaRecording):
         return Refusal("a recording with breaks is made again", lasting=False)
 
     @override
-    def lift(self, numbers: Sequence[tuple[Number, Number]], again: Again) -> str:
+    def lift(self, numbers: NumbersToLift) -> str:
         return "a recording with breaks is made again"
 
     @override

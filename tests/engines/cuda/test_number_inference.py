@@ -219,7 +219,7 @@ def lifted(graph: Graph) -> GraphNumbers:
     places = infer_numbers([one.words for one in nodes], samples, uses)
     assert isinstance(places, list)
     made: Any = GraphNumbers
-    numbers: GraphNumbers = made(_Nothing(), graph, tuple(places), nodes, frozenset(), set(), own)
+    numbers: GraphNumbers = made(_Nothing(), graph, tuple(places), nodes, (0,), frozenset(), set(), own)
     return numbers
 
 

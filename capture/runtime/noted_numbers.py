@@ -1,0 +1,175 @@
+"""Numbers that note what Python code does with them: what is computed from them is known as a formula, all else that
+reads them is told.
+
+A body gets ``Noted`` numbers in the place of its own in one watched run. Arithmetic with plain numbers gives noted
+numbers again (``-lr``, ``1 - lr * decay``); operators take their values without any of this. Comparing one, printing it
+or looking something up by it makes ``is_read`` true: the body may take another way for another number. What reads a
+number in C and calls no method of it stays unnoticed here, above all indices and lengths of ``range``, which take the
+value of an ``int``: a second run with another number has to tell (``numbers.noted_run``).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import define, field, frozen
+
+from capture.engines.base import Number
+
+_PLAIN = (float, int)
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
+    "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow,
+}  # fmt: skip
+_UNARY: dict[str, Callable[[Any], Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": operator.abs}
+_MOST = 256
+"""Formulas of one run. A body that computes more numbers than that does not pass them on as they are."""
+
+
+@frozen(eq=False)
+class Formula:
+    """How a number follows from those of the call; one object for equal ones. ``operands``: further formulas, numbers,
+    or for no operation the position of the number."""
+
+    operation: str
+    operands: tuple[Any, ...]
+
+    def value(self, numbers: Sequence[Number]) -> Number:
+        """What Python computes. Raises what Python does."""
+        if not self.operation:
+            own: Number = numbers[self.operands[0]]
+            return own
+        found: Number = _do(self.operation, [_value_of(one, numbers) for one in self.operands])
+        return found
+
+    def origins(self) -> frozenset[int]:
+        """Positions of the numbers that it is made of."""
+        if not self.operation:
+            return frozenset(self.operands)
+        return frozenset().union(*(one.origins() for one in self.operands if type(one) is Formula))
+
+
+def _value_of(operand: Any, numbers: Sequence[Number]) -> Any:
+    return operand.value(numbers) if type(operand) is Formula else operand
+
+
+def _do(operation: str, operands: Sequence[Any]) -> Any:
+    return _UNARY[operation](*operands) if operation in _UNARY else _BINARY[operation](*operands)
+
+
+def _key(operand: Any) -> Any:
+    """Numbers that are equal and do otherwise (``1``, ``1.0``, ``0.0``, ``-0.0``) are other operands."""
+    return operand if type(operand) is Formula else (type(operand), repr(operand))
+
+
+@define(eq=False)
+class Noting:
+    """What one run does with its numbers."""
+
+    is_read: bool = False
+    formulas: dict[Any, Formula] = field(factory=dict)
+
+    def noted(self, value: Number, formula: Formula) -> Any:
+        """The number, to be given to the body."""
+        key = formula.operation, tuple(map(_key, formula.operands))
+        formula = self.formulas.setdefault(key, formula)
+        if len(self.formulas) > _MOST:
+            self.is_read = True
+        number: Any = (NotedFloat if type(value) is float else NotedInt)(value)
+        number.noting, number.formula = self, formula
+        return number
+
+    def begin(self, numbers: Sequence[Number]) -> list[Any]:
+        """Those of the call."""
+        return [self.noted(value, Formula("", (at,))) for at, value in enumerate(numbers)]
+
+    def computed(self, operation: str, operands: Sequence[Any]) -> Any:
+        """The result of arithmetic on noted and plain numbers."""
+        plain = [_plain(one) for one in operands]
+        result = _do(operation, plain)
+        if type(result) not in _PLAIN or (type(result) is int and not _is_told_apart(operation, operands)):
+            self.is_read = True
+            return result
+        return self.noted(result, Formula(operation, tuple(getattr(one, "formula", one) for one in operands)))
+
+
+def _is_told_apart(operation: str, operands: Sequence[Any]) -> bool:
+    """Other numbers give another result. C code may take that for an index, which shows where it is another one: with
+    ``k % 2`` it may be the same in all runs that are looked at."""
+    return operation in ("add", "sub", "mul", "neg", "pos") and sum(type(one) in _KINDS for one in operands) == 1
+
+
+def _plain(value: Any) -> Any:
+    kind = _KINDS.get(type(value))
+    return value if kind is None else kind.__new__(kind, kind.__pos__(value))
+
+
+class NotedFloat(float):
+    """A float that is noted."""
+
+    noting: Noting
+    formula: Formula
+
+
+class NotedInt(int):
+    """An int that is noted."""
+
+    noting: Noting
+    formula: Formula
+
+
+Noted = (NotedFloat, NotedInt)
+_KINDS: dict[type, Any] = {NotedFloat: float, NotedInt: int}
+
+
+def _reading(kind: type, name: str) -> Callable[..., Any]:
+    plain = getattr(kind, name)
+
+    def method(self: Any, *args: Any) -> Any:
+        result = plain(self, *args)
+        if result is not NotImplemented:  # else Python asks the other operand, such as a tensor
+            self.noting.is_read = True
+        return result
+
+    return method
+
+
+def _computing(operation: str, *, reflected: bool) -> Callable[..., Any]:
+    def method(self: Any, *args: Any) -> Any:
+        if len(args) != (operation not in _UNARY):  # ``pow`` with a modulus
+            self.noting.is_read = True
+            return NotImplemented
+        if any(type(one) not in _PLAIN and type(one) not in _KINDS for one in args):
+            if args and isinstance(args[0], (int, float, complex)):
+                self.noting.is_read = True
+                return _do(operation, [args[0], _plain(self)] if reflected else [_plain(self), args[0]])
+            return NotImplemented
+        return self.noting.computed(operation, (*args, self) if reflected else (self, *args))
+
+    return method
+
+
+_LEFT = frozenset({"__class__", "__new__", "__init__", "__init_subclass__", "__subclasshook__", "__getattribute__",
+                   "__setattr__", "__delattr__", "__dir__", "__doc__", "__getstate__", "__getnewargs__",
+                   "__getformat__", "__setformat__"})  # fmt: skip
+for _noted_kind, _kind in _KINDS.items():
+    for _name in dir(_kind):
+        if _name not in _LEFT and callable(getattr(_kind, _name)):
+            setattr(_noted_kind, _name, _reading(_kind, _name))
+    for _operation in (*_UNARY, *_BINARY):
+        setattr(_noted_kind, f"__{_operation}__", _computing(_operation, reflected=False))
+        if _operation in _BINARY:
+            setattr(_noted_kind, f"__r{_operation}__", _computing(_operation, reflected=True))
+
+
+def holds_noted(value: Any, depth: int = 4) -> bool:
+    """It is, or may hold, a noted number: a replay would leave the one that was recorded."""
+    if isinstance(value, Noted):
+        return True
+    if isinstance(value, dict):
+        return depth == 0 or any(holds_noted(one, depth - 1) for pair in value.items() for one in pair)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return depth == 0 or any(holds_noted(one, depth - 1) for one in value)
+    return False
