@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 35 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 36 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -219,6 +219,7 @@ typedef struct {
 } Driver;
 extern Driver driver;
 int add_driver(PyObject *module);
+int add_stack(PyObject *module);
 
 /* Copies: 0, or an error of the driver, with which nothing may be launched. */
 int copies_point(PyObject *copies, const uint64_t *addresses);

@@ -311,9 +311,11 @@ class Captured:
         return Budget(self.log.counters, most_efforts(self.annotation.max_recordings), may_rest=may_rest)
 
     def note_kept(self, entry: int, outputs: Iterable[tuple[str, ...]]) -> None:
-        """Outputs of an entry were used for longer than a step."""
+        """Outputs of an entry were used for longer than a step. One that serves all values of a number stands for the
+        entries of all those."""
+        entries = {entry, -1} if any(one.entry.number == entry for one in self.lifted) else {entry}
         for paths in outputs:
-            self.kept_outputs.setdefault(paths, set()).add(entry)
+            self.kept_outputs.setdefault(paths, set()).update(entries)
 
     def is_owned(self, entry: int, paths: tuple[str, ...]) -> bool:
         """An output has fresh memory in every call: it was kept before, or was in two entries."""

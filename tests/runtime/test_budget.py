@@ -60,7 +60,7 @@ def nothing(number: int) -> None:
 
 
 def scaled(x: Tensor, scale: float) -> Tensor:
-    return torch.relu(x - 3) * (scale + 1)  # Python computes with it, so each value is a key of its own
+    return torch.relu(x - 3) * max(scale + 1, 0)  # Python compares it, so each value is a key of its own
 
 
 PROGRAMS: dict[str, Program] = {
@@ -260,7 +260,7 @@ def test_methods_and_keywords_are_called_straight() -> None:
         @override
         @capture
         def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
-            return torch.relu(self.linear(x)) * (scale + 1)
+            return torch.relu(self.linear(x)) * max(scale + 1, 0)
 
     net = Net()
     with one_warning():

@@ -32,6 +32,7 @@ from capture.engines.cuda.number_inference import (
 )
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.recorder import GraphRecorder
+from capture.native import native
 from capture.observe.operator_schema import Operator, looked_up, number_arguments, tensors_in, tensors_out
 from capture.torch_private import cuda
 
@@ -40,6 +41,7 @@ _SHARES = (0.7390851332151607, 0.6180339887498949, 0.9159655941772190, 0.5671432
 same share in a capture. All digits of such a product count."""
 _WHOLES = (1009, 30011, 4099, 17011, 2053)
 _CAPTURES = 3
+_FILLINGS = (0, 0xA5)
 
 
 def other_numbers(numbers: Sequence[Number]) -> list[tuple[Number, ...]]:
@@ -59,9 +61,12 @@ class NumberRecorder(GraphRecorder):
     """A recorder that notes which operators get these numbers, and the nodes that they launch."""
 
     def __init__(
-        self, pool: CudaPool, registered: set[int], moving: frozenset[str], numbers: Sequence[Number]
+        self, pool: CudaPool, registered: set[int], moving: frozenset[str], numbers: Sequence[Number], filling: int
     ) -> None:  # fmt: skip
+        """``filling``: what operators find on the stack where they write nothing. Without that it would be what was
+        there last, numbers and their texts among it, which differs from capture to capture as numbers do."""
         super().__init__(pool, registered, moving)
+        self._filling = filling
         self._numbers = {(type(one), one): at for at, one in reversed(list(enumerate(numbers)))}
         self.uses: list[NumberUse] = []
         self.kinds: set[torch.dtype] = set()
@@ -72,6 +77,7 @@ class NumberRecorder(GraphRecorder):
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = [(place, number) for place, value in (*enumerate(args), *kwargs.items())
                  for number in self._among(value)]  # fmt: skip
+        native.fill_stack(self._filling)
         if not given:
             return super().execute(op, args, kwargs)
         first = self._count() if self._count is not None else -1
@@ -119,11 +125,11 @@ def learn_numbers(
         given = numbers.given(of_call)
         if given is None:
             return Refusal("Python cannot compute what operators get")
-        values = tuple(given)
+        values, filling = tuple(given), _FILLINGS[len(samples) == 1]
         call, generators = numbers.again(of_call)
         refusal = capture_again(
             pool, made, call, generators,
-            functools.partial(_recorder, pool, made, values), functools.partial(_read, pool, samples, values),
+            functools.partial(_recorder, pool, made, values, filling), functools.partial(_read, pool, samples, values),
         )  # fmt: skip
         if refusal is not None:
             return refusal
@@ -134,7 +140,8 @@ def learn_numbers(
     difference = next((found for one in samples[1:] if (found := _difference(samples[0], one, uses))), None)
     if difference is not None:
         return Refusal(difference)
-    places = infer_numbers([node.words for node in nodes], [one.launched for one in samples], uses)
+    pool.find(0)  # refreshes the list of the pool's segments once
+    places = infer_numbers([node.words for node in nodes], [one.launched for one in samples], uses, pool.found)
     if isinstance(places, NumberRefusal):
         return Refusal(places.reason, kernel=None if places.node is None else nodes[places.node].name())
     used = tuple(sorted({use.number for use in uses}))
@@ -163,8 +170,10 @@ def _alike(used: Sequence[int], samples: Sequence[NumberSample]) -> list[tuple[i
     ]  # fmt: skip
 
 
-def _recorder(pool: CudaPool, made: CalibrationSetup, values: Sequence[Number], registered: set[int]) -> NumberRecorder:
-    return NumberRecorder(pool, registered, made.moving, values)
+def _recorder(
+    pool: CudaPool, made: CalibrationSetup, values: Sequence[Number], filling: int, registered: set[int]
+) -> NumberRecorder:  # fmt: skip
+    return NumberRecorder(pool, registered, made.moving, values, filling)
 
 
 def _read(

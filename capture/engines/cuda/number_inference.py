@@ -6,9 +6,10 @@ places of the numbers, each with its form, such as ``1 / v`` in 4 bytes; or the 
 another number.
 
 Nothing is taken for a number that is not one in every capture, bit for bit. And nothing else may follow the numbers:
-what differs between captures is either a number, or differs between two captures with the same numbers, too (addresses,
-and gaps in structures, which hold what the stack held last). A word that a launch computes from a number in a way which
-no form describes is a reason to refuse, and so is an operator none of whose nodes holds its number.
+what differs between captures is either a number, an address of the recording's own memory, or differs between two
+captures with the same numbers, too (gaps in structures, which hold what the stack held last). A word that a launch
+computes from a number in a way which no form describes is a reason to refuse, and so is an operator none of whose nodes
+holds its number.
 """
 
 from __future__ import annotations
@@ -161,9 +162,12 @@ def _forms_of(value: Number) -> list[Form]:
 
 
 def infer_numbers(
-    recorded: Sequence[NodeParameters], samples: Sequence[NumberSample], uses: Sequence[NumberUse]
-) -> list[NumberPlace] | NumberRefusal:
-    """Places of the numbers in the ``recorded`` nodes. The first two samples have the recording's own numbers."""
+    recorded: Sequence[NodeParameters], samples: Sequence[NumberSample], uses: Sequence[NumberUse],
+    is_own_memory: Callable[[int], bool],
+) -> list[NumberPlace] | NumberRefusal:  # fmt: skip
+    """Places of the numbers in the ``recorded`` nodes. The first two samples have the recording's own numbers.
+
+    ``is_own_memory``: an address of memory that a capture may take elsewhere."""
     for sample in samples:
         if len(sample.nodes) != len(recorded):
             return NumberRefusal(f"a further capture has {len(sample.nodes)} nodes instead of {len(recorded)}")
@@ -175,7 +179,7 @@ def infer_numbers(
         twins = [sample.nodes[at] for sample in samples]
         if any((one.kind, one.same, len(one.words)) != (node.kind, node.same, len(node.words)) for one in twins):
             return NumberRefusal("another number launches something else there", at)
-        found = _places(at, node, twins, samples, used)
+        found = _places(at, node, twins, samples, used, is_own_memory)
         if isinstance(found, NumberRefusal):
             return found
         places += found
@@ -211,7 +215,7 @@ class _Bytes:
 
 def _places(
     node: int, recorded: NodeParameters, twins: Sequence[NodeParameters], samples: Sequence[NumberSample],
-    used: Sequence[int],
+    used: Sequence[int], is_own_memory: Callable[[int], bool],
 ) -> list[NumberPlace] | NumberRefusal:  # fmt: skip
     if all(one.words == twins[0].words for one in twins):
         return []
@@ -238,10 +242,15 @@ def _places(
         elif not (_span(met[0]) - _span(place)) & block.varies:  # else the bytes beside it are of the same number
             places[places.index(met[0])] = evolve(met[0], forms=(*met[0].forms, *place.forms))
     covered = {at for place in places for at in _span(place)}
-    left = block.varies - block.noise - covered
+    left = {at for at in block.varies - block.noise - covered if not _is_address(at, twins, is_own_memory)}
     if left:
         return NumberRefusal(f"a parameter follows the number in an unknown way (byte {min(left)})", node)
     return places
+
+
+def _is_address(at: int, twins: Sequence[NodeParameters], is_own_memory: Callable[[int], bool]) -> bool:
+    """The byte is of a word that is an address in every capture."""
+    return all(is_own_memory(one.words[at // 8]) for one in twins)
 
 
 def _span(place: NumberPlace) -> set[int]:

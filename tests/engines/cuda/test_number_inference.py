@@ -24,9 +24,16 @@ from capture.engines.cuda.number_inference import (
     encode,
     infer_numbers,
 )
+from capture.native import native
 
 Make = Callable[..., bytes]
 ADDRESS = 0x7F00_0000_1000
+OWN = 0x7E00_0000_0000
+"""Where memory is that a capture may take elsewhere."""
+
+
+def is_own(address: int) -> bool:
+    return OWN <= address < OWN + 0x10000
 
 
 def parameters(block: bytes, same: object = "kernel") -> NodeParameters:
@@ -41,7 +48,7 @@ def found(
     every = [own, own, *other_numbers(own)]
     samples = [NumberSample(one, [parameters(make(*one), same())]) for one in every]
     default = [NumberUse(0, "aten.mul.Tensor", at, 0, 1) for at in range(len(own))]
-    return infer_numbers([parameters(make(*own), same())], samples, default if uses is None else uses)
+    return infer_numbers([parameters(make(*own), same())], samples, default if uses is None else uses, is_own)
 
 
 FORMS: dict[str, Make] = {
@@ -139,6 +146,21 @@ def test_gaps_and_addresses_may_differ_where_they_do_for_equal_numbers() -> None
     assert [(one.offset, one.size) for one in places] == [(0, 4)]
 
 
+def test_own_memory_may_be_elsewhere_in_each_capture() -> None:
+    places = found(lambda v: struct.pack("<ffQ", v, 1.0, OWN + int(abs(v) * 1000) * 8), [0.3])
+    assert isinstance(places, list)
+    assert [(one.offset, one.size) for one in places] == [(0, 4)]
+    elsewhere = found(lambda v: struct.pack("<ffQ", v, 1.0, ADDRESS + int(abs(v) * 1000) * 8), [0.3])
+    assert isinstance(elsewhere, NumberRefusal)
+
+
+def test_the_stack_is_filled_with_a_byte() -> None:
+    for byte in (0, 0xA5, -1):
+        native.fill_stack(byte)
+    with pytest.raises(TypeError):
+        native.fill_stack("0")
+
+
 def test_an_operator_without_nodes_needs_no_place() -> None:
     uses = [NumberUse(0, "aten.mul.Tensor", 0, 0, 1), NumberUse(1, "aten.add.Tensor", 0, 1, 1)]
     assert isinstance(found(FORMS["float64"], [0.3], uses=uses), list)
@@ -216,7 +238,7 @@ def lifted(graph: Graph) -> GraphNumbers:
     samples = [NumberSample(one, [parameters(block) for block in blocks(*one)]) for one in every]
     uses = [NumberUse(0, "aten.mul.Tensor", 0, 0, 1), NumberUse(1, "aten.sub.Tensor", 0, 2, 3)]
     nodes = graph.nodes()
-    places = infer_numbers([one.words for one in nodes], samples, uses)
+    places = infer_numbers([one.words for one in nodes], samples, uses, is_own)
     assert isinstance(places, list)
     made: Any = GraphNumbers
     numbers: GraphNumbers = made(_Nothing(), graph, tuple(places), nodes, (0,), frozenset(), set(), own)
