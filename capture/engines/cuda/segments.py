@@ -153,7 +153,7 @@ class SegmentedGraphs(CudaRecording):
         return False
 
     @override
-    def learn(self, *args: Any) -> Refusal | None:
+    def _learn(self, *args: Any) -> Refusal | None:
         return Refusal("a recording with breaks is made again", lasting=False)
 
     @override
