@@ -26,6 +26,7 @@ from capture.core.plan import CapturePlan
 from capture.core.sizes import bytes_text
 from capture.guards.guard import text_of
 from capture.guards.recording_guard import make_recording_guard
+from capture.native import native
 from capture.observe import dispatch_mode, run
 from capture.observe.capture_lock import capture_lock
 from capture.observe.described import DescribedRun
@@ -175,18 +176,22 @@ class _Explain(_ToBeCalled[P]):
         captured, function = self._captured, self._function
         call = _bound(captured, function, args, kwargs)
         with capture_lock:
-            watched = run.run_watched(call, dispatch_mode.ObserveMode(undo=True))
-            try:
-                if watched.error is not None:
-                    raise watched.error
-                described = describe(watched)
-            finally:
-                call.forget_run()
-                run.undo(watched)
+            watched, described = native.guarded(_watched, (call,), functools.partial(run.undo_stopped, call))
             described.facts = branches.explained(described.facts)
             plan = compile_plan(captured.annotation, described.facts)
             guards = _guards(call, described, watched, plan) if plan.outcome == "record" else ()
         return Explanation(outcome=plan.outcome, plan=plan, facts=described.facts, guards=guards)
+
+
+def _watched(call: Call) -> tuple[run.ObservedRun, DescribedRun]:
+    """A run that is undone."""
+    watched = run.run_watched(call, dispatch_mode.ObserveMode(undo=True))
+    if watched.error is not None:
+        raise watched.error
+    described = describe(watched)
+    run.undo(watched)
+    call.forget_run()
+    return watched, described
 
 
 def _guards(call: Call, described: DescribedRun, watched: run.ObservedRun, plan: CapturePlan) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ class ObserveMode(BreakNotes):
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.fault is not None:
-            return op(*args, **kwargs)
+            return self._unseen(op, args, kwargs)
         self._ran = None
         slow_calls.tick()
         try:
@@ -89,7 +89,15 @@ class ObserveMode(BreakNotes):
             ran: tuple[Any] | None = self._ran
         finally:
             self._ran = None  # what torch makes is a fresh tensor as long as nobody else has it
-        return op(*args, **kwargs) if ran is None else ran[0]
+        return self._unseen(op, args, kwargs) if ran is None else ran[0]
+
+    def _unseen(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator after a fault. Nothing is noted of it but what it writes, where the run is to be undone."""
+        if self.keep_undo and not is_higher_order(op):
+            storages = {id(one): (tensor, one) for tensor, _ in written(traits(op), args, kwargs)
+                        if isinstance(one := storage_of(tensor), torch.UntypedStorage)}  # fmt: skip
+            self.trace.undo.extend((tensor, storage.clone()) for tensor, storage in storages.values())
+        return op(*args, **kwargs)
 
     def _watch(self, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator and note it."""

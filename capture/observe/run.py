@@ -9,7 +9,7 @@ import contextlib
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -413,3 +413,15 @@ def undo(watched: ObservedRun) -> None:
     for generator, state in watched.states:
         if not watched.watch.is_drawn_by_others(generator):
             generator.set_state(state)
+
+
+def undo_stopped(call: Call, errors: Sequence[BaseException] = ()) -> None:
+    """Whatever ended it, put back what the run of this call changed so far that was to be undone. May be called
+    again, as ``native.guarded`` does."""
+    del errors
+    watched = call.watched
+    if watched is not None:
+        if watched.has_begun:
+            watched.changed = effects.classified(watched.before, diff.changes(watched.before), watched.ran)
+            undo(watched)
+        call.forget_run()

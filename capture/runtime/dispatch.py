@@ -71,7 +71,7 @@ from capture.runtime.checked_replay import replay_checked, verifies
 from capture.runtime.eager_call import body_in_place, is_measured, measure_body, run_eagerly, run_on_trial, warm_up
 from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.fault_boundary import MOST_FAULTS, guarded
-from capture.runtime.lifted_call import lift, with_its_numbers
+from capture.runtime.lifted_call import call_lifted, find_lifted, lift
 from capture.runtime.limits import run_at_limit, run_beside_threads, run_given_up, run_too_large, run_without_key
 from capture.runtime.matching import engine_of, find_entry, fitting, siblings_after, starts_over
 from capture.runtime.padded_call import replay_padded
@@ -188,8 +188,12 @@ def dispatch(
 def _dispatch(captured: Captured, values: Values, now: Here) -> Any:
     """Find the entry for the key of a call."""
     try:
-        if captured.lifted and (result := with_its_numbers(captured, values, now)) is not MISS:
-            return result
+        by_number = find_lifted(captured, values, now) if captured.lifted else None
+    except (Unkeyable, TypeError) as error:
+        return _unkeyable(captured, values, str(error))
+    if by_number is not None and (result := call_lifted(captured, by_number, values, now)) is not MISS:
+        return result
+    try:
         entry, leaves = find_entry(captured, values, now.ambient)
     except (Unkeyable, TypeError) as error:
         return _unkeyable(captured, values, str(error))

@@ -151,8 +151,12 @@ def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list
     return found()
 
 
-def with_its_numbers(captured: Captured, values: Values, now: Here) -> Any:
-    """The result of a call by a recording that serves all values of its numbers; ``MISS`` where none does."""
+ByNumber = tuple[numbers.Lifted, Sequence[Number], list[Leaf]]
+"""A recording that serves all values of its numbers, and those and the leaves of a call."""
+
+
+def find_lifted(captured: Captured, values: Values, now: Here) -> ByNumber | None:
+    """A recording that may serve this call, if there is one. Raises as ``find_entry``; nothing has run then."""
     for lifted in tuple(captured.lifted):
         if lifted.is_broken and not lifted.is_busy:
             _lift_no_more(captured, lifted)
@@ -170,13 +174,13 @@ def with_its_numbers(captured: Captured, values: Values, now: Here) -> Any:
         if key != lifted.key[:-1] or inputs.alias_pattern(leaves, family.spans) != lifted.key[-1]:
             continue
         if family.takes_any_form or family.form(leaves) == lifted.entry.form:
-            return _by_number(captured, lifted, call_numbers, values, leaves, now)
-    return MISS
+            return lifted, call_numbers, leaves
+    return None
 
 
-def _by_number(
-    captured: Captured, lifted: numbers.Lifted, taken: Sequence[Number], values: Values, leaves: list[Leaf], now: Here
-) -> Any:  # fmt: skip
+def call_lifted(captured: Captured, found: ByNumber, values: Values, now: Here) -> Any:
+    """The result of a call by that recording; ``MISS`` where it does not fit."""
+    lifted, taken, leaves = found
     entry, tree, standing = lifted.entry, lifted.tree, lifted.standing(values)
     if tree_for(tree.backend) is not tree:  # that of a thread which is gone, whose number this one has
         _lift_no_more(captured, lifted)

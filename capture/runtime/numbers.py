@@ -31,7 +31,6 @@ from capture.key import pytree
 from capture.key.modes import Here
 from capture.key.packages import package_of
 from capture.native import MISS
-from capture.observe import run
 from capture.runtime import planning
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
@@ -141,8 +140,7 @@ def _noted(
 ) -> tuple[Watched, tuple[tuple[str, ...], ...]] | None:  # fmt: skip
     noting = Noting()
     noted = captured.call(with_numbers(call.values, positions, noting.begin(own)), call.leaves)
-    watched, described = planning.watch(captured, noted, undo=True, trial=True, counts=False)
-    run.undo(watched)
+    watched, described = planning.watch_undone(captured, noted, counts=False)
     facts, results = described.facts, [leaf for _, leaf in pytree.result_leaves(watched.result)]
     if noting.is_read or facts.gradients or facts.host_syncs or facts.islands:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from capture.core.plan import CapturePlan
 from capture.distributed import rank_agreement
 from capture.engines.registry import backend_for
 from capture.key.signature import Key
+from capture.native import native
 from capture.observe import dispatch_mode, run
 from capture.observe.capture_lock import locked
 from capture.observe.collectives import registers_segments
@@ -71,20 +73,38 @@ def _stored_key(entry: Entry) -> Key:
     return entry.key if entry.region is None else (*entry.key, "forward")
 
 
-def watch(
-    captured: Captured, call: Call, *, undo: bool, trial: bool = False, counts: bool = True
-) -> tuple[ObservedRun, DescribedRun]:  # fmt: skip
-    """One watched eager run. ``trial``: what a body did that raises is undone, too. ``counts``: it is one of a call."""
+def watch(captured: Captured, call: Call, *, undo: bool) -> tuple[ObservedRun, DescribedRun]:
+    """One watched eager run. ``undo``: what it changes is kept, so that it can be undone."""
+    captured.log.counters.observations += 1
+    captured.log.counters.body_runs += 1
+    return locked(_watch, captured, call, undo)
+
+
+def watch_undone(captured: Captured, call: Call, *, counts: bool = True) -> tuple[ObservedRun, DescribedRun]:
+    """One watched eager run that leaves no trace, whatever ends it. ``counts``: as an observation."""
     captured.log.counters.observations += counts
     captured.log.counters.body_runs += 1
-    return locked(_watch, captured, call, undo, trial)
+    found: tuple[ObservedRun, DescribedRun] = locked(
+        native.guarded, _watch_and_undo, (captured, call), functools.partial(run.undo_stopped, call)
+    )
+    return found
 
 
-def _watch(captured: Captured, call: Call, undo: bool, trial: bool) -> tuple[ObservedRun, DescribedRun]:
+def _watch_and_undo(captured: Captured, call: Call) -> tuple[ObservedRun, DescribedRun]:
+    watched, described = _watch(captured, call, undo=True, forgets=False)
+    run.undo(watched)
+    call.forget_run()
+    return watched, described
+
+
+def _watch(
+    captured: Captured, call: Call, undo: bool, forgets: bool = True
+) -> tuple[ObservedRun, DescribedRun]:  # fmt: skip
     with captured.log.timed("observe"):
         with captured.optimizers.watching():
             watched = run.run_watched(call, dispatch_mode.ObserveMode(undo=undo))
-        call.forget_run()
+        if forgets:
+            call.forget_run()
         captured.optimizers.note(watched.before, call.function, (call.receiver, *call.values))
         captured.optimizers.note_gradients(*watched.gradient_uses())
         on_cpu = all(one.startswith(("cpu", "meta")) for one in watched.watch.trace.devices)
@@ -92,8 +112,6 @@ def _watch(captured: Captured, call: Call, undo: bool, trial: bool) -> tuple[Obs
         if captured.unreached.note(watched.before, watched.ran, given, runs_operators=on_cpu):
             watched.once = watched.once or "functions that ran were found in the hands of a library"
         if watched.error is not None:
-            if trial:
-                run.undo(watched)
             error, watched.error = watched.error, None
             try:
                 raise error
@@ -125,9 +143,8 @@ def observe(captured: Captured, entry: Entry, call: Call) -> Observed:
 
 def observe_undone(captured: Captured, entry: Entry, call: Call) -> Observed:
     """The same without a trace, for this rank alone."""
-    watched, described = watch(captured, call, undo=True, trial=True)
+    watched, described = watch_undone(captured, call)
     _note_memory(entry, watched)
-    run.undo(watched)
     return Observed(watched, described, _compared(captured, entry, watched, described))
 
 

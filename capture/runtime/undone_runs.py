@@ -7,7 +7,6 @@ from collections.abc import Callable
 from capture.core.facts import Facts
 from capture.core.findings import Severity
 from capture.core.plan import CapturePlan
-from capture.observe import run
 from capture.runtime import eviction, planning, record
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
@@ -96,5 +95,4 @@ def record_undone(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
 
 def run_undone(captured: Captured, bound: Call) -> None:
     """Run the body and undo that."""
-    watched, _ = planning.watch(captured, bound, undo=True, trial=True)
-    run.undo(watched)
+    planning.watch_undone(captured, bound)

@@ -23,7 +23,7 @@ from capture.engines.cpu.tape import Tape
 from capture.native import native
 from capture.runtime import record
 from capture.tree import thread_trees
-from tests.support.injection import BODIES, ERRORS, Stopped, points, points_in, stopped_program
+from tests.support.injection import BODIES, ERRORS, Stopped, calls_of, points, points_in, stopped_program
 
 PARTS = len(BODIES)
 COUNT = int(os.environ.get("CAPTURE_FAULTS", "60")) // PARTS
@@ -46,10 +46,11 @@ def test_stopped_anywhere(part: int) -> None:
     drawn = random.Random(time.time_ns() if fuzzing else part)
     body = sorted(BODIES)[part]
     for _ in range(2):  # what is done once is done
-        known = {lines: {call: points(body, call, lines=lines) for call in (1, 2, 3, 4)} for lines in (False, True)}
+        known = {lines: {call: points(body, call, lines=lines) for call in calls_of(body)} for lines in (False, True)}
     found = []
     for _ in range(COUNT):
-        call, error, lines = drawn.choice([1, 2, 2, 2, 3, 4]), drawn.choice(ERRORS), drawn.choice([False, True])
+        calls = [*calls_of(body), 2, 2]
+        call, error, lines = drawn.choice(calls), drawn.choice(ERRORS), drawn.choice([False, True])
         at, by_signal = drawn.randint(1, max(known[lines][call], 1)), drawn.choice([False, True])
         outcome = stopped_program(body, call, at, error, lines=lines, by_signal=by_signal)
         if outcome.wrong:

@@ -103,15 +103,18 @@ class World(nn.Module):
         self.h = torch.zeros(3, 4)
         self.x = torch.ones(3, 4)
         self.cache: dict[str, Tensor] = {"a": torch.zeros(4)}
+        self.number = 0
+        self.optimizer: torch.optim.Optimizer | None = None
         self.body: Any = None
 
     @override
-    def forward(self, x: Tensor) -> Any:
-        return self.body(self, x)
+    def forward(self, x: Tensor, number: float | None = None) -> Any:
+        return self.body(self, x) if number is None else self.body(self, x, number)
 
     def state(self) -> Any:
         tensors = [bits(one) for one in (*self.parameters(), *self.buffers())]
-        return tensors, bits(self.h), bits(self.x), bits(self.cache), rng_state().tolist()[:64]
+        steps = None if self.optimizer is None else bits(list(self.optimizer.state.values()))
+        return tensors, bits(self.h), bits(self.x), bits(self.cache), steps, rng_state().tolist()[:64]
 
 
 def plain(world: World, x: Tensor) -> Any:
@@ -181,6 +184,11 @@ def _twin(world: World) -> World:
     made.h, made.x = world.h.clone(), world.x.clone()
     made.h = made.x if world.h is world.x else made.h
     made.cache = {key: value.clone() for key, value in world.cache.items()}
+    made.number = world.number
+    if world.optimizer is not None:
+        prepare(made)
+        assert made.optimizer is not None
+        made.optimizer.load_state_dict(copy.deepcopy(world.optimizer.state_dict()))
     return made
 
 
@@ -234,6 +242,51 @@ def around_an_island(world: World, x: Tensor) -> Any:
     return z + world.h
 
 
+def training_in_segments(world: World, x: Tensor) -> Any:
+    """A region whose forward pass reads values."""
+    y = world.linear(x).tanh()
+    z = world.norm(y) if y.sum() > -1e9 else y
+    return z.sum(1) * 2
+
+
+def stepping(world: World, x: Tensor) -> Any:
+    """A whole step of training, whose gradients its caller keeps."""
+    assert world.optimizer is not None
+    with torch.enable_grad():
+        loss = world.norm(world.linear(x)).square().mean()
+        world.optimizer.zero_grad()
+        loss.backward()
+        world.optimizer.step()
+    return loss.detach()
+
+
+def stepping_on_the_host(world: World, x: Tensor) -> Any:
+    """The same with an optimizer that counts its steps in Python's memory: an island."""
+    return stepping(world, x)
+
+
+def numbered(world: World, x: Tensor, number: float = 1.0) -> Any:
+    """A number that is another one in each call: lifted out of the recording."""
+    y = world.linear(x).tanh() * number
+    world.total.add_(y.sum(0))
+    return y + world.total
+
+
+def numbered_state(world: World, x: Tensor, number: float = 1.0) -> Any:
+    """The same where an attribute is another tensor in each call: what was tried is undone."""
+    world.h = torch.tanh(world.linear(x) * number + world.h)
+    world.total.add_(world.h.sum(0))
+    return world.h + number
+
+
+def prepare(world: World) -> None:
+    """What only some of the bodies need."""
+    if world.body is stepping:
+        world.optimizer = torch.optim.SGD(world.parameters(), lr=0.1, momentum=0.9)
+    elif world.body is stepping_on_the_host:
+        world.optimizer = torch.optim.Adam(world.parameters(), lr=0.1)
+
+
 BODIES: dict[str, Callable[[World, Tensor], Any]] = {
     one.__name__: one
     for one in (
@@ -246,13 +299,32 @@ BODIES: dict[str, Callable[[World, Tensor], Any]] = {
         training,
         reading,
         around_an_island,
+        training_in_segments,
+        stepping,
+        stepping_on_the_host,
+        numbered,
+        numbered_state,
     )
 }
+CALLS = {"numbered": (1, 2, 3, 4, 5), "numbered_state": (1, 2, 3)}
+"""Calls that may be stopped; four of others."""
+
+
+def calls_of(body: str) -> tuple[int, ...]:
+    """Numbers of the calls that may be stopped."""
+    return CALLS.get(body, (1, 2, 3, 4))
+
+
+KEEPING = ("plain", "recurrent", "drawing", "numbered", "numbered_state", "stepping", "stepping_on_the_host")
+"""Bodies after which what the caller keeps stays as it is."""
 
 
 def used(body: str, one: Any, x: Tensor) -> Any:
     """One call, and what its caller does with the result."""
-    if body != "training":
+    if body.startswith("numbered"):
+        one.number += 1
+        return one(x, one.number / 7)
+    if not body.startswith("training"):
         return one(x)
     with torch.enable_grad():
         loss = one(x).sum()
@@ -297,6 +369,7 @@ def stopped_program(
     forget_trees()
     outcome, world = Outcome(), World()
     world.body = BODIES[body]
+    prepare(world)
     around = surroundings()
     f = captured_as(world)
     for _ in range(call - 1):
@@ -319,6 +392,7 @@ def stopped_program(
     now = surroundings()
     outcome.wrong += [f"{name}: {around[name]!r:.50} -> {now[name]!r:.50}" for name in now if now[name] != around[name]]
     kept = [world.h, *world.cache.values(), *([result] if isinstance(result, Tensor) else [])]
+    kept += [one.grad for one in world.parameters() if one.grad is not None and body.startswith("stepping")]
     values = bits(kept)
     eager = _twin(world)
     for number in range(3):
@@ -331,7 +405,7 @@ def stopped_program(
             outcome.wrong.append(f"call {number} later differs")
             break
         set_rng_state(there)
-        if number == 0 and body in ("plain", "recurrent", "drawing") and bits(kept) != values:
+        if number == 0 and body in KEEPING and bits(kept) != values:
             outcome.wrong.append("a tensor that the caller keeps was changed")
     return outcome
 
@@ -362,6 +436,6 @@ ERRORS: tuple[type[BaseException], ...] = (Stopped, KeyboardInterrupt, MemoryErr
 def all_points(*, lines: bool) -> Iterator[tuple[str, int, int]]:
     """Program, call and event, each."""
     for body in BODIES:
-        for call in (1, 2, 3, 4):
+        for call in calls_of(body):
             for at in range(1, points(body, call, lines=lines) + 1):
                 yield body, call, at
