@@ -6,6 +6,7 @@ Inputs and static tensors are handed back as the caller's own, views of them are
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import weakref
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -376,7 +377,8 @@ class OutputPlan:
         for number, group in enumerate(self.groups):
             mine = [values[position] for position in group.positions]
             if number in self.owned or (copied and not any(one.requires_grad for one in mine)):
-                mine = on_storage(mine[0].untyped_storage().clone(), mine)
+                with torch.inference_mode() if self.inference else contextlib.nullcontext():
+                    mine = on_storage(mine[0].untyped_storage().clone(), mine)
             else:
                 self.live[number] = hold(mine[0].untyped_storage())
             for position, tensor in zip(group.positions, self._hand_out(number, mine), strict=True):

@@ -42,6 +42,19 @@ def test_they_are_inference_tensors(body: Callable[[torch.Tensor], Any], keeps: 
     assert recordings(captured).replays >= 4
 
 
+@pytest.mark.parametrize("body", [inside, of_two])
+def test_those_of_another_size_are_too(body: Callable[[torch.Tensor], Any]) -> None:
+    """What is known to be kept is owned from the first recording of a size on, whose run gives copies."""
+    captured, kept = capture(body), []
+    for number in range(24):
+        x = torch.full((3 + number // 8,), float(number), device=DEVICE)
+        result = captured(x)
+        for one in result if isinstance(result, tuple) else (result,):
+            assert one.is_inference(), number
+        kept.append(result)
+    assert recordings(captured).recordings >= 3
+
+
 @pytest.mark.filterwarnings("ignore:CG202")
 def test_each_of_several_is_what_it_is() -> None:
     @capture
