@@ -70,8 +70,6 @@ class Node:
     proofs: dict[Any, Any] = field(factory=dict)
     """Results of comparing replays with bodies of smaller sizes, and how much is cut off the results
     (``runtime.buckets``)."""
-    room_for: set[int] = field(factory=set)
-    """Numbers of the entries that were recorded again beside the gradients of this recording."""
     beside: frozenset[Block] = frozenset()
     """Blocks that were in use during the whole recording: it does not write there."""
     clear_of: tuple[Any, ...] = ()

@@ -39,6 +39,8 @@ from capture.tree.liveness import StorageWatch, hold
 from capture.tree.node import Node, Pattern, walk
 
 _MUCH = 32 << 20  # bytes from which on a pool without recordings is given back: making one anew takes a millisecond
+_TIMES_MOVED = 2  # two that get out of each other's way come to rest after the second time, mostly
+_MOST_MOVED = 1000  # entries
 
 
 @define(eq=False)
@@ -58,8 +60,8 @@ class Tree:
 
     __slots__ = (
         "__weakref__", "awaited", "backend", "base", "beside", "buried", "checkpoints", "count", "current", "in_place",
-        "lingering", "mark", "nbytes", "path", "pins", "pool", "pool_is_at", "recording", "root", "thread", "times",
-        "warm",
+        "lingering", "mark", "moved", "nbytes", "path", "pins", "pool", "pool_is_at", "recording", "root", "thread",
+        "times", "warm",
     )  # fmt: skip
 
     def __init__(self, backend: Backend) -> None:
@@ -85,6 +87,8 @@ class Tree:
         somebody may have got hold of one."""
         self.in_place = False
         """All gradients that the replay writes are those of the same node's last run."""
+        self.moved: dict[int, list[int]] = {}
+        """By number of the entry: the recordings that were made again beside outputs of others."""
         self.mark = step.steps_begun()
         self.pool_is_at: Node | None = self.root
         self.nbytes = 0
@@ -240,8 +244,8 @@ class Tree:
         return [pin for pin in self.pins if pin.is_used]
 
     def is_clear(self, node: Node) -> bool:
-        """The node may run beside all pins. Outputs that are in its way are owned from now on: they are used for longer
-        than a step, where others need the memory."""
+        """The node may run beside all pins. It is recorded again beside those that are in its way. Outputs that are in
+        the way of their own recording, or of others again and again, are owned from now on."""
         if node.clear_of is self.pins:
             return True
         if not all(pin.is_used for pin in self.pins):
@@ -276,13 +280,16 @@ class Tree:
         self.pins = tuple([pin for pin in self.pins if pin not in resting])
 
     def _longer_used(self, pinned: Node, node: Node) -> list[int]:
-        """The pinned outputs of a recording that are to be owned, as ``node`` needs their memory. Resting gradients
-        are not the first time: ``node`` is recorded again beside them, once for each recording that they are of."""
-        found = [pin for pin in self.pins if pin.node is pinned]
-        if pinned is not node and node.key[0] not in pinned.room_for and any(pin.rests for pin in found):
-            pinned.room_for.add(node.key[0])
-            return [pin.number for pin in found if not pin.rests]
-        return [pin.number for pin in found]
+        """The pinned outputs of a recording that are to be owned, as ``node`` needs their memory. Those of another
+        recording are not the first times: what needs it is recorded again all the same, beside them."""
+        if pinned is not node:
+            if len(self.moved) > _MOST_MOVED:
+                self.moved.clear()
+            numbers = self.moved.setdefault(node.key[0], [])
+            if node.number in numbers or len(numbers) < _TIMES_MOVED:
+                numbers += [] if node.number in numbers else [node.number]
+                return []
+        return [pin.number for pin in self.pins if pin.node is pinned]
 
     def _own(self, node: Node, numbers: Sequence[int]) -> None:
         """Make these outputs owned. Recordings that take such an output as an argument in the pool do not fit any

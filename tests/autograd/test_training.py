@@ -236,11 +236,11 @@ def test_gradients_stay_where_nobody_else_has_them(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_two_that_train_in_turn(rounds: int, marks: bool) -> None:
-    """As a generator and its critic do. The gradients that one leaves keep their memory, in the other one's way: they
-    are owned then. ``rounds``: steps of one until it is the other one's turn."""
+    """As a generator and its critic do. The gradients that one leaves keep their memory, in the other one's way, which
+    is recorded again beside them. ``rounds``: steps of one until it is the other one's turn."""
     (mine, step, theirs, eager), (mine_2, step_2, theirs_2, eager_2) = pair(plain_step), pair(plain_step)
-    data = batches(6)
-    for number in range(6):
+    data = batches(6 + 4 * AGAIN)
+    for number in range(6 + 4 * AGAIN):
         for _ in range(rounds):
             run(mine, step, theirs, eager, [data[number]], marks=marks)
         for _ in range(rounds):
