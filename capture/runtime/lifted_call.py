@@ -50,7 +50,7 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     if not plain or not begins or not any(type(value) in (float, int) for value in bound.values):
         return MISS
     twin = numbers.twin_of(entry, captured.entries(), captured.lifted, bound.values)
-    if twin is None:
+    if twin is None or twin[0].plan is None or twin[0].plan.collectives:  # it takes runs that other ranks do not make
         return MISS
     if not _lifting.acquire(blocking=False):  # another thread compares entries, and takes some away
         return MISS

@@ -368,6 +368,15 @@ def gives_up_alone(rank: int) -> None:
     assert time.monotonic() - began < rank_agreement.PATIENCE
 
 
+def has_other_numbers_alone(rank: int) -> None:
+    """One rank has another number in each call, which is a key of its own here: looking for it in the recording would
+    take runs that the other does not make."""
+    for kind in (int, float):
+        step = summing()
+        for number in range(6):
+            right(step, number, kind(number if rank == 1 else 0))
+
+
 def makes_room_alone(rank: int) -> None:
     """One rank may keep fewer recordings, so that one key drives another out there and not in the other rank."""
     step = capture(summing().__wrapped__, max_recordings=2 - rank)
@@ -405,7 +414,7 @@ ONE_FALLS_OUT = (raises_in_its_recording, is_stopped_in_its_recording, gives_up_
 SCENES = (
     collectives,
     fails_to_record, is_eager_by_plan, raises_where_asked, other_keys, random_schedules, verifies, warms_up,
-    answers_late, plans_from_disk, reads_between_collectives, *ONE_FALLS_OUT, group_ends,
+    answers_late, plans_from_disk, reads_between_collectives, has_other_numbers_alone, *ONE_FALLS_OUT, group_ends,
 )  # fmt: skip
 
 
