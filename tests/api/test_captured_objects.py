@@ -24,6 +24,7 @@ from capture.api.decorator import captured_states
 from tests.support.decorated import CapturedNet, Net, bits, check_replays, module_level, scaled
 from tests.support.decorated import fresh as fresh
 from tests.support.device import use_device
+from tests.support.processes import run_python
 
 # ------------------------------------------------------------------------------------------------------------- state
 
@@ -355,10 +356,7 @@ def test_a_forked_child_computes_and_leaves_its_parent_alone() -> None:
         assert torch.equal(kept, expected)
         assert recordings(f).recordings == 1
     """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = run_python(textwrap.dedent(script))
     assert done.returncode == 0, done.stderr
 
 

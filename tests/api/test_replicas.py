@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from torch import nn
 
 from capture import capture, recordings
 from tests.support.decorated import CapturedNet, Net, bits
+from tests.support.processes import run_python
 
 
 def replicated(module: nn.Module) -> Any:
@@ -82,5 +81,5 @@ for _ in range(4):
 import builtins
 builtins.kept = net
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(code)
     assert (done.returncode, done.stderr) == (0, "")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing_extensions import override
 
 from capture import CaptureWarning, capture, config, load_plans, mark_step_begin, recordings, reset, save_plans
 from tests.support.device import AGAIN, DEVICE, EXECUTES, rng_state, set_rng_state
-from tests.support.processes import python_path
+from tests.support.processes import python_path, run_python
 from tests.support.rows import counts, descendants, eager, ran, rand, same, times, total, warned
 from tests.support.rows import fresh as fresh
 
@@ -309,14 +307,8 @@ print(json.dumps({
 def run_program(tmp_path: Path, mode: str) -> dict[str, Any]:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::UserWarning:torch", str(program), mode, str(tmp_path / "plans")],
-        env={"PYTHONPATH": python_path(), "CAPTURE_CACHE": "0", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    environment = {"PYTHONPATH": python_path(), "CAPTURE_CACHE": "0", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    done = run_python(program, mode, str(tmp_path / "plans"), env=environment)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

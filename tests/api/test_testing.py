@@ -20,6 +20,7 @@ from capture.testing import assert_equal_to_eager, assert_no_eager, assert_only_
 from capture.tree import thread_trees
 from tests.support.device import DEVICE
 from tests.support.nets import Mlp
+from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -389,7 +390,7 @@ def test_the_fixture_fails_the_test_that_became_eager(tmp_path: Path) -> None:
 
 def test_the_asserts_import_no_pytest() -> None:
     code = "import sys, capture.testing; sys.exit('pytest' in sys.modules or '_pytest' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=300, check=False).returncode == 0
+    assert run_python(code).returncode == 0
 
 
 def test_the_device_is_the_suites() -> None:

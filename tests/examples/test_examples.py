@@ -18,7 +18,7 @@ from benchmarks.timing import QUICK, Figure, alternate
 from capture import config
 from examples import plot
 from examples.workloads import WORKLOADS
-from tests.support.processes import python_path
+from tests.support.processes import python_path, run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -109,12 +109,14 @@ IN_TWO_PROCESSES = {
 def run(file: str, *arguments: str, torchrun: bool = True) -> list[str]:
     """Lines that an example prints, in a process of its own, without the user's plan cache."""
     environment = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "CAPTURE_CACHE": "0"}
-    starts_two = torchrun and file in IN_TWO_PROCESSES
-    starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if starts_two else []
-    done = subprocess.run(
-        [sys.executable, *starter, str(EXAMPLES / file), *arguments],
-        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    if torchrun and file in IN_TWO_PROCESSES:
+        starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        done = subprocess.run(
+            [sys.executable, *starter, str(EXAMPLES / file), *arguments],
+            env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    else:
+        done = run_python(EXAMPLES / file, *arguments, env=environment)
 
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stdout + done.stderr
 

@@ -70,8 +70,11 @@ def compile_to(path: Path) -> None:
     with torch.device("cpu"), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own
         example = (torch.zeros(2, WIDTH), torch.zeros(ROWS, WIDTH), torch.tensor([0, 1]))
+        # Code that does little and runs a few times needs no optimization, which takes most of the time.
+        quickly = torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"})
         program = torch.export.export(Decoder(), example, {"scale": torch.ones(())}, dynamic_shapes=shapes)
-        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+        with quickly:
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path))
 
 
 @pytest.fixture
@@ -309,6 +312,7 @@ def test_constants_given_inside_a_body_keep_it_eager(package: Path) -> None:
     assert counts(captured)[:2] == (0, 0)
 
 
+@pytest.mark.slow  # compiles a second package
 def test_another_package_under_the_same_name(package: Path) -> None:
     """A body finds the package where it names it: another one there is another recording."""
     model = load(package)

@@ -20,6 +20,7 @@ def build(into: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_it_builds_from_the_sources(tmp_path: Path) -> None:
     compiler = shutil.which(str(sysconfig.get_config_var("CC") or "cc").split()[0])
     if compiler is None or not (Path(sysconfig.get_path("include")) / "Python.h").exists():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from capture import CaptureWarning, capture, config, mark_step_begin, recordings
 from capture.runtime import dispatch as _dispatch
 from capture.tree import thread_trees
 from tests.support.device import use_device
+from tests.support.processes import run_python
 
 
 @pytest.fixture(autouse=True)
@@ -246,7 +245,8 @@ def test_probes_of_torch_do_not_depend_on_the_default_device() -> None:
             f"import torch\nwith torch.device({device!r}):\n    from capture.torch_private import capabilities\n"
             "print(capabilities.CAPABILITIES, torch.cuda.is_initialized())"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        done = run_python(code)
+        assert done.returncode == 0, done.stderr
         found.add(done.stdout.strip())
     assert len(found) == 1, found
 

@@ -10,8 +10,6 @@ import shutil
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +40,7 @@ from tests.support.plans import (
     run,
 )
 from tests.support.plans import directory as directory
-from tests.support.processes import python_path
+from tests.support.processes import python_path, run_python
 
 # ------------------------------------------------------------------------------------------- what is no plan of ours
 
@@ -162,10 +160,7 @@ def process(*places: tuple[int, str]) -> list[str]:
     environment = os.environ | {"CAPTURE_CACHE": "1", "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
     environment["CAPTURE_CACHE_DIR"] = places[0][1]
     arguments = [text for mask, directory in places for text in (str(mask), directory)]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], env=environment, capture_output=True, text=True, timeout=300,
-        check=False,
-    )  # fmt: skip
+    done = run_python(PROGRAM, *arguments, env=environment)
     return [*done.stdout.splitlines(), *([done.stderr] if done.returncode else [])]
 
 

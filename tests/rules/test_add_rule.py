@@ -45,7 +45,7 @@ def files_of(copy: Path) -> dict[str, str]:
     return {str(path.relative_to(copy)): path.read_text(encoding="utf-8") for path in found}
 
 
-@pytest.mark.parametrize("severity", ["note", "eager"])
+@pytest.mark.parametrize("severity", ["note", pytest.param("eager", marks=pytest.mark.slow)])
 def test_a_rule_takes_two_files_by_hand(copy: Path, severity: str) -> None:
     before = files_of(copy)
     done = add_rule(copy, "ragged-batch", "--code", "CG950", "--severity", severity)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from tests.support.device import DEVICE
+from tests.support.processes import run_python
 
 PROGRAM = """
 import sys, warnings
@@ -36,8 +34,7 @@ print("done", y.shape)
 
 @pytest.mark.parametrize("kind", ["compiled", "finished", "pending"])
 def test_a_process_ends(kind: str) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(DEVICE), kind]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    done = run_python(PROGRAM, str(DEVICE), kind)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("done")
     assert "Error" not in done.stderr, done.stderr[-2000:]

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from capture.engines.cpu.tape import Tape
 from capture.observe.capture_lock import capture_lock
 from capture.torch_private import devices
 from capture.tree import thread_trees
+from tests.support.processes import run_python
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
 PATIENCE = 20.0  # seconds
@@ -379,7 +379,8 @@ def test_pools_of_processes(from_thread: bool) -> None:
     """In a process of its own: threads that other tests left may hold locks of torch's or of C libraries when a child
     is made, which hangs then, with a captured function or without."""
     program = f"from tests.runtime.test_forks import make_pools; make_pools(from_thread={from_thread})"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE * 8)
+    done = run_python(program, timeout=PATIENCE * 8)
+    assert done.returncode == 0, done.stderr
 
 
 def test_forks_of_forks() -> None:

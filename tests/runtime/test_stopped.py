@@ -26,7 +26,7 @@ from capture.tree import thread_trees
 from tests.support.injection import BODIES, ERRORS, Stopped, calls_of, points, points_in, stopped_program
 
 PARTS = len(BODIES)
-COUNT = int(os.environ.get("CAPTURE_FAULTS", "60")) // PARTS
+COUNT = int(os.environ.get("CAPTURE_FAULTS", "36")) // PARTS
 """Faults that each part injects."""
 
 

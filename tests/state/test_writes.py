@@ -65,6 +65,8 @@ class World:
 
 
 def _first_difference(eager: Any, captured: Any, path: str) -> str | None:
+    if eager == captured:
+        return None
     if type(eager) is type(captured) and isinstance(eager, dict) and eager.keys() == captured.keys():
         found = [_first_difference(eager[name], captured[name], f"{path}.{name}") for name in eager]
     elif type(eager) is type(captured) and isinstance(eager, (list, tuple)) and len(eager) == len(captured):
