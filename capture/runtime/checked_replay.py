@@ -8,6 +8,7 @@ from typing import Any
 from capture.core.config import current as current_config
 from capture.engines.base import Move
 from capture.key.signature import Leaf
+from capture.observe.capture_lock import locked
 from capture.runtime import rebind, verify
 from capture.runtime.buckets import Values
 from capture.runtime.captured import Captured
@@ -35,6 +36,7 @@ def replay_checked(
     bound = captured.call(values, leaves, entry)
     verified = verify.verified(captured, entry, node, tree, bound)
     if learned:
+        locked(tree.make_room, captured.log)  # each recording learns once: what all of them need to be compared is much
         against = f"{verified.differs} differs from eager at the new address" if verified.is_wrong else None
         against = verified.undecided or against
         if against is not None:

@@ -108,19 +108,26 @@ def _written(entry: Entry, node: Node, call: Call) -> Iterator[tuple[str, torch.
         yield from node.statics.items()
 
 
-def _results(result: Any, state: State) -> Results:
-    """Copies of all values a call gave: results, written memory, effects, generator states."""
+def _results(result: Any, state: State, *, copied: bool) -> Results:
+    """All values a call gave: results, written memory, effects, generator states. ``copied``: what changes them later
+    does not change these."""
     results: Results = []
     values = [*pytree.result_leaves(result)]
     for slot, value in state.sources:
         values += [(f"{slot.path}{path.removeprefix('output')}", leaf) for path, leaf in pytree.result_leaves(value)]
     for path, leaf in values:
-        results.append((path, leaf.detach().clone() if isinstance(leaf, torch.Tensor) else repr(leaf)))
+        results.append((path, leaf.detach() if isinstance(leaf, torch.Tensor) else repr(leaf)))
+    if copied:
+        results = _copies(results)
     for path, tensor, contents in state.tensors:
         whole = contents.nbytes() // tensor.element_size()
         results.append((path, tensor_meta.bytes_of(contents)[: whole * tensor.element_size()].view(tensor.dtype)))
     results += [(f"generator {index}", value.clone()) for index, (_, value) in enumerate(state.generators)]
     return results
+
+
+def _copies(results: Results) -> Results:
+    return [(path, value.clone() if isinstance(value, torch.Tensor) else value) for path, value in results]
 
 
 def _different(one: Results, other: Results) -> list[int]:
@@ -216,14 +223,20 @@ class Comparison:
     ran: Sequence[islands.Outcome] = ()
     """Islands that ran in the replay."""
 
-    def taken(self, result: Any = None) -> tuple[State, Results]:
-        """Everything as it is after this result."""
+    def taken(self, result: Any = None, *, copied: bool = True) -> tuple[State, Results]:
+        """Everything as it is after this result. See `_results`."""
         try:
             siblings = self.tree.current.children.get(self.node.key, ())
             nodes = [one for one in siblings if one.reads] if self.at is None else self.at
             self.at = nodes or [self.node]
             state = _state(self.entry, self.at, self.call, self.call.named_roots)
-            return state, _results(result, state)
+            return state, _results(result, state, copied=copied)
+        except torch.OutOfMemoryError as error:
+            raise NoMemoryError from error
+
+    def _copied(self, results: Results) -> Results:
+        try:
+            return _copies(results)
         except torch.OutOfMemoryError as error:
             raise NoMemoryError from error
 
@@ -261,7 +274,7 @@ class Comparison:
             return Verified(stopped=stopped.found, has_result=False)
         self.eager = self._body()
         self.has_run = True
-        after, theirs = self.taken(self.eager)
+        after, theirs = self.taken(self.eager, copied=False)  # as large as the results, in most calls for nothing
         if not after.drew_like(left):
             captured.log.add("verify", OTHERS_DRAW)
             return Verified(self.eager, undecided=OTHERS_DRAW)
@@ -272,6 +285,7 @@ class Comparison:
             for slot, value in left.sources:  # the result may be what an effect kept
                 slot.put_back(self.call.named_roots, value)
             return Verified(given[0])
+        theirs = self._copied(theirs)
         native.committed(bool, (), lambda _: before.put_back(self.call.named_roots, after))
         _, again = put_back_after(lambda: self.taken(self._body()), after, self.call)
         wrong = _first_wrong(different, ours, theirs, again)
