@@ -50,7 +50,9 @@ def said(stderr: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
         patch.setattr(sys, "stderr", stderr)
         found = [captured(torch.ones(2)) for _ in range(3)]
     assert all(torch.equal(one, torch.full((2,), 3.0)) for one in found)
-    assert (recordings(captured).recordings, recordings(captured).findings) == (1 + AGAIN, ())
+    counts = recordings(captured)
+    told = counts, [(event.kind, event.detail) for event in counts.events]
+    assert (counts.recordings, counts.findings) == (1 + AGAIN, ()), told
     return stderr.getvalue()
 
 
