@@ -309,6 +309,8 @@ class OutputPlan:
         """Tensors of groups that C could not hand out. ``pool``: not needed for a lone tensor."""
         if self.collect is not None and not self.owned.isdisjoint(groups):
             self.collect()
+            for number in self.owned.difference(groups):  # handed out already, before this was stopped
+                self.places[number] = None
         for number in groups:
             group, shared = self.groups[number], self.shared_storages[number]
             if number in self.owned:
