@@ -77,12 +77,6 @@ class ForwardOutputs(_ForwardOutputs):
     begin_state: torch.Tensor | None = None
     """Of a replay whose backward pass may draw again: what the generator of the CPU drew from as it began."""
 
-    def with_result(self, result: Any) -> ForwardOutputs:
-        """The same around another result, without other tensors."""
-        made = self._replace(result=result)
-        made.program, made.is_replay, made.begin_state = self.program, self.is_replay, self.begin_state
-        return made
-
 
 def lies_apart(pair: ForwardOutputs) -> bool:
     """Nothing that the user gets shares memory with what the backward pass needs: no write of the user's could spoil

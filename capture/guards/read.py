@@ -20,7 +20,7 @@ Key = tuple[int, Any]
 
 @frozen
 class Counted:
-    """Any number of this class is accepted: the body only adds to this place."""
+    """Any number of this class is accepted: the body only adds to this place, or puts there what it read."""
 
     kind: type
 

@@ -137,9 +137,9 @@ def changed_places(
         if change.container:
             is_guarded = change.members is not None and not change.members.is_free
             containers[id(change.source.get())] = change.members if is_guarded else None
-        elif change.amount is not None:
+        elif change.amount is not None or (change.is_read_anew and change.before is not MISSING):
             places[_key_of(change.source)] = Counted(type(change.before))
-        elif type(change.after) not in PLAIN_TYPES and change.after is not MISSING:
+        elif change.is_read_anew or (type(change.after) not in PLAIN_TYPES and change.after is not MISSING):
             places[_key_of(change.source)] = Replaced(change.before)
         else:
             places[_key_of(change.source)] = change.before

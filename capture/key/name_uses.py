@@ -94,15 +94,19 @@ class NameUses:
     """The same: a number is added to what is there, or members at its end."""
     set: frozenset[str]
     """They are given values."""
+    filled: frozenset[str]
+    """Names in which values are put by constant keys."""
 
     def is_only_updated(self, name: str) -> bool:
-        """The name, or an item of it, is counted up or added to, and nothing else depends on it in this code. Reads of
+        """The name, or an item of it, is counted up, added to or filled, and nothing else depends on it here. Reads of
         its other items are found while the body is watched."""
         if name in self.read:
             return False
         counted = {key for one, key in self.items_updated if one == name}
         read = {key for one, key in self.items_read if one == name}
-        return not counted & read if counted else not read and (name in self.counted or name in self.grown)
+        if counted:
+            return not counted & read
+        return not read and (name in self.counted or name in self.grown or name in self.filled)
 
 
 @functools.lru_cache(maxsize=16384)
@@ -133,6 +137,7 @@ class _Walk:
     versions: dict[str, int] = field(factory=dict)
     """How often a local variable was set."""
     set: builtins.set[str] = field(factory=builtins.set)
+    filled: builtins.set[str] = field(factory=builtins.set)
 
     def step(self, instruction: dis.Instruction) -> None:
         """Follow one instruction."""
@@ -180,6 +185,7 @@ class _Walk:
             items_read=frozenset(key for one, key in items if "read" in one.uses or not one.uses),
             items_updated=frozenset(key for one, key in items if "counted" in one.uses or "grown" in one.uses),
             set=frozenset(self.set),
+            filled=frozenset(self.filled),
         )
 
     def _pop(self) -> _Value:
@@ -290,5 +296,7 @@ class _Walk:
         if before is not None and same and before.name == key.name and container.is_like(before.base):
             before.uses.append("counted")
             return
+        if is_constant and container.kind in ("name", "attribute"):
+            self.filled.add(container.name)
         self._read(value)
         self._read(key)

@@ -46,6 +46,8 @@ class KeptLeaf:
     value: Any
     kind: LeafKind
     source: int | str | None = None
+    read: int | None = None
+    """Of a number that the host reads anew in each call: the number of the read, among those of the run."""
 
 
 def kinds_of(leaves: Sequence[KeptLeaf]) -> dict[int, TensorKind]:

@@ -246,7 +246,12 @@ class ObserveMode(BreakNotes):
     def told(self, op: OperatorTraits, result: Any) -> str:
         """What the host learns from this operator, or where the body returns it, if that is all that comes of it."""
         place = returned_value.place_of_read(result) if op.base == "_local_scalar_dense" else None
-        return read_text(result) if place is None else f"{returned_value.RETURNED}{place}"
+        if place is None:
+            return read_text(result)
+        told = f"{returned_value.RETURNED}{place[0]}"
+        if place[1]:
+            self.trace.kept[len(self.trace.reads)] = (result, place[1])
+        return told
 
     def _see_writes(self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for tensor, from_norm in written(op, args, kwargs):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from capture.core.facts import (
     CodeLocation,
@@ -35,6 +36,7 @@ from capture.key.tensor_kind import attributes_of, is_leaf, kept_for_gradients
 from capture.key.tensor_meta import alias_groups, storage_of, tensor_info
 from capture.observe import gradient_uses, written_lines
 from capture.observe.described import MADE, DescribedRun, ImplicitInput, KeptEffect, KeptLeaf, kinds_of
+from capture.observe.kept_value import KeptReads
 from capture.observe.returned_value import returned_at
 from capture.observe.run import ObservedRun, collections_of_old
 from capture.observe.trace import External, Produced, RunTrace
@@ -51,6 +53,7 @@ _OWNERS: dict[str, Owner] = {
     "parameter": "parameter", "buffer": "buffer", "attribute": "attribute", "closure": "closure", "global": "global",
     "item": "item", "root": "argument",
 }  # fmt: skip
+_READ_ANEW = "read in every call"
 _SHOWN = 60  # characters of a value that are shown
 _LETTING_GO = 0.2  # seconds that threads of a process group may hold tensors that they have sent
 
@@ -65,8 +68,8 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         objects.learn(given)
     classify = Classifier(watched, watched.arguments)
     implicit = classify.implicit()
-    outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
     effects, effect_facts = effects_of(watched, classify)
+    outputs = _outputs(watched, classify)
     kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
     effect_facts += [*told_kinds(watched, kept), *watched.left]
     _note_inference(watched, kept)
@@ -90,7 +93,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         defined_at=call.annotation.defined_at,
         runs=runs,
         placeholders=tuple(placeholders),
-        outputs=outputs_info(watched, outputs),
+        outputs=tuple(output_info(leaf, watched.arguments) for leaf in outputs),
         effects=tuple(effect_facts),
         host_syncs=tuple(trace.syncs.values()),
         reads=tuple(trace.reads),
@@ -273,16 +276,17 @@ def effects_of(watched: ObservedRun, classify: Classifier) -> tuple[list[KeptEff
     """What the run left in Python state: the effects that a replay repeats, and the facts of all of them."""
     kept: list[KeptEffect] = []
     facts: list[Effect] = []
-    for change in [*watched.changed, *_made_again(watched)]:
-        path = change.source.path
-        leaves = () if change.amount is not None else tuple(
-            classify.leaf(p, v) for p, v in pytree.leaves(change.after, path)
-        )  # fmt: skip
+    reads, effects = KeptReads(watched), list[KeptEffect]()
+    for change in [*watched.changed, *_made_again(watched), *reads.unchanged()]:
+        left = () if change.amount is not None else pytree.leaves(change.after, change.source.path)
+        effects.append(KeptEffect(change, tuple(classify.leaf(p, v) for p, v in left)))
+    for effect in reads.marked(effects):
+        change, leaves, path = effect.change, effect.leaves, effect.change.source.path
         line = written_lines.line_that_wrote(watched.ran, change)
         kind = _kind_of_effect(change, leaves)
         before, after = _told(change, leaves)
         if kind in ("tensor", "value", "count", "members"):
-            kept.append(KeptEffect(change, leaves))
+            kept.append(effect)
         if kind == "tensor":
             produced = [watched.watch.trace.produced.get(id(leaf.value.untyped_storage()))
                         for leaf in leaves if leaf.kind == "fresh"]  # fmt: skip
@@ -323,12 +327,13 @@ def _told(change: Change, leaves: Sequence[KeptLeaf]) -> tuple[str, str]:
         return "a number", f"{change.amount:+d}"
     if change.container and members is None:
         return str(change.before), str(change.after)
-    plain = [leaf.value for leaf in leaves if leaf.kind == "python" and _is_plain(leaf.value)]
-    values = ", ".join([_short(value) for value in plain])
+    told = [leaf for leaf in leaves if leaf.kind == "python" and _is_plain(leaf.value)]
+    plain = [leaf.value for leaf in told if leaf.read is None]
+    values = ", ".join([_short(leaf.value) if leaf.read is None else _READ_ANEW for leaf in told])
     if any(len(repr(value)) > _SHOWN for value in plain):
         values += f" #{hashlib.sha1(repr(plain).encode()).hexdigest()[:16]}"
     if members is None:
-        shown = values if leaves and len(plain) == len(leaves) else _short(change.after)
+        shown = values if leaves and len(told) == len(leaves) else _short(change.after)
         return _short(change.before), shown
     if members.is_free:
         return "members", f"+{len(members.new)} members {values}".rstrip()
@@ -485,20 +490,18 @@ def _unmatched(watched: ObservedRun) -> list[str]:
     ]
 
 
-def outputs_info(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> tuple[OutputInfo, ...]:
-    """All leaves of the result. The value of a number that every call reads anew is left out."""
-    returned = returned_at(watched.watch.trace.reads).values()
-    places = [watched.call.place_in_result(one) for several in returned for one in several]
-    return tuple(
-        OutputInfo(path=leaf.path, kind="python", value="read in every call")
-        if leaf.path in places
-        else output_info(leaf, watched.arguments)
-        for leaf in outputs
-    )
+def _outputs(watched: ObservedRun, classify: Classifier) -> list[KeptLeaf]:
+    """All leaves of the result."""
+    leaves = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
+    returned = returned_at(watched.watch.trace.reads)
+    reads = {watched.call.place_in_result(one): number for number, several in returned.items() for one in several}
+    return [evolve(leaf, read=reads[leaf.path]) if leaf.path in reads else leaf for leaf in leaves]
 
 
 def output_info(leaf: KeptLeaf, arguments: list[tuple[str, Any]]) -> OutputInfo:
-    """One leaf of the result as plain data."""
+    """One leaf of the result as plain data. The value of a number that every call reads anew is left out."""
+    if leaf.read is not None:
+        return OutputInfo(path=leaf.path, kind="python", value=_READ_ANEW)
     source = arguments[leaf.source][0] if isinstance(leaf.source, int) else leaf.source
     if leaf.kind == "foreign" and odd_kind(leaf.value) is not None:
         return OutputInfo(path=leaf.path, kind="python", value="tensor")  # reported as what it is

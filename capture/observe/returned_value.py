@@ -1,12 +1,13 @@
-"""A number that the host reads and the body only returns, such as a loss for the log.
+"""A number that the host reads and the body only returns or keeps, such as a loss for the log.
 
 Nothing follows from such a value, so replays need not compare it: each reads it anew, and puts it where the recorded
 run has it in its result. The code proves that: ``x.item()``, ``float(x)``, ``int(x)`` or ``bool(x)`` is called, and
 from there on, through every way that the code can take to its ``return``, the value is only moved between the stack,
 local names, and new tuples, lists and dicts. So it is in the functions that called this one, up to the body, where each
 is known to call the next one, not to have it called by code in C. Calls and operations on other values may come in
-between, such as the next metric. What takes the value itself, a name that others see, or a call that may look at local
-names ends the search, and the value is compared.
+between, such as the next metric. The value may be kept on the way: appended to a list, or put on an attribute or into a
+dict that the code names (``kept_value`` looks whether something depends on what is there). What takes the value itself,
+another name that others see, or a call that may look at local names ends the search, and the value is compared.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import os
 import sys
 import types
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from capture.torch_private.capabilities import FUNCTION_MODES
 
@@ -39,6 +41,7 @@ RETURNED = "returned as "
 """``Facts.reads`` has such a value with this prefix."""
 _KINDS: dict[str, Any] = {"float": float, "int": int, "bool": bool}
 _AND = "; "
+_KEPT = "kept"
 _NO_KEY = frozenset(".;")
 _MOST_FRAMES = 12
 _MOST_STATES = 2_000
@@ -60,7 +63,8 @@ class _Name:
 
     kind: str
     name: str
-    attributes: tuple[str, ...] = ()
+    steps: tuple[tuple[str, Any], ...] = field(default=(), eq=repr)
+    """Attributes and items from there."""
 
 
 @frozen
@@ -68,6 +72,27 @@ class _Made:
     """A container that the code made of the value and others."""
 
     members: tuple[tuple[Any, Any], ...]
+
+
+@frozen
+class _Stored:
+    """The value was put where others can see it: ``append`` to what the code names, or on an ``attribute`` or as an
+    ``item`` of it."""
+
+    kind: str
+    holder: _Name
+    name: Any = field(eq=repr)
+    count: int
+
+
+@frozen(eq=False)
+class Kept:
+    """The same, with the object. ``count``: places in what was put there."""
+
+    kind: str
+    holder: Any
+    name: Any
+    count: int
 
 
 class _Refused(Exception):
@@ -103,9 +128,9 @@ _LOOKS_AROUND = frozenset(["locals", "vars", "dir", "eval", "exec", "breakpoint"
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def place_of_read(value: Any) -> str | None:
+def place_of_read(value: Any) -> tuple[str, list[Kept]] | None:
     """Where the result has the ``value`` that an operator reads for ``item()`` now: ``output.1``, or several such
-    places; None if that is not known, or not all that comes of it."""
+    places; and what else keeps it. None if that is not known, or not all that comes of it."""
     frames = _frames()
     if not frames:
         return None
@@ -113,14 +138,21 @@ def place_of_read(value: Any) -> str | None:
     if kind is None:
         return None
     left: Value = _Read()
+    kept = list[Kept]()
     for inner, frame in zip([None, *frames], frames, strict=False):
         at = _step_at(frame.f_code, frame.f_lasti)
         if inner is not None and not _calls(frame, at, inner.f_code):
             return None
-        left = _left_by(frame.f_code, at, left)
-        if not _holds_read(left):
+        found = _left_by(frame.f_code, at, left)
+        more = None if found is None else [_kept(frame, one) for one in found[1]]
+        if found is None or more is None or None in more:
             return None
-    return kind + _AND.join(_places(left, "output"))
+        left = found[0]
+        kept += [one for one in more if one is not None]
+        if not _holds_read(left):
+            break
+    places = [*_places(left, "output"), *[_KEPT] * len(kept)]
+    return (kind + _AND.join(places), kept) if places else None
 
 
 def _frames() -> list[types.FrameType]:
@@ -188,16 +220,38 @@ def _callees(code: types.CodeType, at: int) -> tuple[Value, ...]:
 
 def _resolved(frame: types.FrameType, name: Value) -> Any:
     """What this frame names, without running code of users; None if that is not known."""
+    value: Any = None
     if not isinstance(name, _Name):
         return None
     if name.kind == "local":
         value = frame.f_locals.get(name.name)
     else:
         value = frame.f_globals.get(name.name, frame.f_builtins.get(name.name))
-    for attribute in name.attributes:
-        submodules = value._modules if isinstance(value, torch.nn.Module) else {}
-        value = submodules.get(attribute, inspect.getattr_static(value, attribute, None))
+    for kind, step in name.steps:
+        if kind == "item":
+            holds = type(value) is list and type(step) is int and -len(value) <= step < len(value)
+            holds = holds or (type(value) in (dict, defaultdict) and type(step) in (str, int) and step in value)
+            value = value[step] if holds else None
+        else:
+            submodules = value._modules if isinstance(value, torch.nn.Module) else {}
+            value = submodules.get(step, inspect.getattr_static(value, step, None))
     return value
+
+
+def _kept(frame: types.FrameType, stored: _Stored) -> Kept | None:
+    """None where code of users may run, or what it is put on is not known."""
+    holder = _resolved(frame, stored.holder)
+    if stored.kind == "append":
+        plain = type(holder) in (list, deque)
+    elif stored.kind == "item":
+        plain = type(holder) in (dict, defaultdict, OrderedDict) and type(stored.name) is str
+    else:
+        kind = type(holder)
+        own = inspect.getattr_static(kind, "__setattr__", None)  # in C, as that of object, or a module's
+        is_known = own is torch.nn.Module.__setattr__ or type(own) is types.WrapperDescriptorType
+        plain = is_known and not hasattr(type(inspect.getattr_static(kind, stored.name, None)), "__set__")
+        plain = plain and holder is not None and not isinstance(holder, (type, types.ModuleType, torch.Tensor))
+    return Kept(stored.kind, holder, stored.name, stored.count) if plain else None
 
 
 def _code_of(value: Any) -> types.CodeType | None:
@@ -213,8 +267,9 @@ def _code_of(value: Any) -> types.CodeType | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _left_by(code: types.CodeType, at: int, value: Value) -> Value:
-    """What the code returns, as far as the ``value`` that this call gives is in it; None if more comes of it."""
+def _left_by(code: types.CodeType, at: int, value: Value) -> tuple[Value, tuple[_Stored, ...]] | None:
+    """What the code returns and puts elsewhere, as far as the ``value`` that this call gives is in it; None if more
+    comes of it."""
     if code.co_flags & _SUSPENDS:
         return None
     steps = _steps(code)
@@ -223,10 +278,10 @@ def _left_by(code: types.CodeType, at: int, value: Value) -> Value:
         return None
     below = _stack(steps[:at])[: -takes or None]
     try:
-        returned = _Ways(steps).returned(at + 1, (*below, value))
+        ends = _Ways(steps).ends(at + 1, (*below, value))
     except _Refused:
         return None
-    return returned[0] if len(set(returned)) == 1 else None
+    return ends[0] if len(set(ends)) == 1 else None
 
 
 def _stack(steps: Sequence[dis.Instruction]) -> list[Value]:
@@ -270,10 +325,16 @@ def _given(step: dis.Instruction, taken: Sequence[Value]) -> list[Value]:
     if name in _NAMED and step.argval is not None:
         found: Value = _Name(_NAMED[name], step.argval)
     elif name in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(first, _Name):
-        found = _Name(first.kind, first.name, (*first.attributes, step.argval))
+        found = _Name(first.kind, first.name, (*first.steps, ("attribute", step.argval)))
+    elif name == "BINARY_SUBSCR" and isinstance(first, _Name) and isinstance(taken[1], _Constant):
+        found = _Name(first.kind, first.name, (*first.steps, ("item", taken[1].value)))
     else:
         return given
     return [*given[:-1], found] if name != "LOAD_METHOD" and len(given) < 2 else [found] * len(given)
+
+
+_State = tuple[int, tuple[Value, ...], frozenset[tuple[str, Value]], tuple[_Stored, ...]]
+"""The next instruction, the stack, local names that were set since the read, and what was put elsewhere by then."""
 
 
 class _Ways:
@@ -282,11 +343,12 @@ class _Ways:
     def __init__(self, steps: Sequence[dis.Instruction]) -> None:
         self._steps = steps
 
-    def returned(self, number: int, stack: tuple[Value, ...]) -> list[Value]:
-        """What the code returns at the ends of all ways from here."""
-        begun, seen, found = [(number, stack, frozenset[tuple[str, Value]]())], set(), list[Value]()
+    def ends(self, number: int, stack: tuple[Value, ...]) -> list[tuple[Value, tuple[_Stored, ...]]]:
+        """What the code returns, and has put elsewhere, at the ends of all ways from here."""
+        begun: list[_State] = [(number, stack, frozenset(), ())]
+        seen, found = set[_State](), list[tuple[Value, tuple[_Stored, ...]]]()
         while begun:
-            number, stack, names = state = begun.pop()
+            number, stack, names, stored = state = begun.pop()
             if state in seen:
                 continue
             seen.add(state)
@@ -294,13 +356,15 @@ class _Ways:
             if len(seen) > _MOST_STATES:
                 raise _Refused
             if step.opname == "RETURN_VALUE":
-                found.append(stack[-1] if stack else None)
+                found.append((_only_read(stack[-1] if stack else None), stored))
             elif step.opname in _ENDS:
-                found += [None] if step.opname == "RETURN_CONST" else []
+                found += [(None, stored)] if step.opname == "RETURN_CONST" else []
             elif step.opcode in _JUMPS:
-                begun += [(at, after, names) for at, after in self._jumps(number, stack)]
+                begun += [(at, after, names, stored) for at, after in self._jumps(number, stack)]
+            elif (put := _put_elsewhere(step, stack)) is not None:
+                begun.append((number + 1, put[0], names, (*stored, put[1])))
             else:
-                begun.append((number + 1, *_done(step, list(stack), dict(names))))
+                begun.append((number + 1, *_done(step, list(stack), dict(names)), stored))
         return found
 
     def _jumps(self, number: int, stack: tuple[Value, ...]) -> Iterator[tuple[int, tuple[Value, ...]]]:
@@ -314,31 +378,47 @@ class _Ways:
             yield (bisect_left(self._steps, step.argval, key=_offset) if jumps else number + 1), after
 
 
+def _put_elsewhere(step: dis.Instruction, stack: Sequence[Value]) -> tuple[tuple[Value, ...], _Stored] | None:
+    """The stack after an instruction that keeps the read where others see it, and where."""
+    takes = _taken_by(step)
+    if takes is None or len(stack) < takes:
+        return None
+    below, taken = tuple(stack[:-takes]), stack[-takes:]
+    if step.opname == "CALL" and step.arg == 1 and isinstance(taken[0], _Name) and _holds_read(taken[-1]):
+        name = taken[0]
+        if name.steps[-1:] != (("attribute", "append"),):
+            return None
+        return (*below, None), _Stored("append", evolve(name, steps=name.steps[:-1]), None, _count(taken[-1]))
+    if step.opname == "STORE_ATTR" and isinstance(taken[1], _Name) and isinstance(taken[0], _Read):
+        return below, _Stored("attribute", taken[1], step.argval, 1)
+    if step.opname == "STORE_SUBSCR" and isinstance(taken[0], _Read) and isinstance(taken[1], _Name):
+        return (below, _Stored("item", taken[1], taken[2].value, 1)) if isinstance(taken[2], _Constant) else None
+    return None
+
+
 def _done(
     step: dis.Instruction, stack: list[Value], names: dict[str, Value]
 ) -> tuple[tuple[Value, ...], frozenset[tuple[str, Value]]]:
-    """Stack and local names after an instruction. Of both only what holds the read is kept apart."""
+    """Stack and local names after any other instruction."""
 
     def taken(count: int) -> list[Value]:
         return [stack.pop() if stack else None for _ in range(count)][::-1]  # below lies what came before the read
 
     name, count = step.opname, step.arg or 0
     if name in _LOADS:
-        stack += [names.get(one) for one in _names(step)]
+        stack += [names.get(one, _Name("local", one)) for one in _names(step)]
     elif name in _STORES:
         for one in _names(step):
-            names[one] = taken(1)[0]
+            names[one] = _only_read(taken(1)[0])
     elif name == "STORE_FAST_LOAD_FAST":
         first, second = _names(step)
-        names[first] = taken(1)[0]
-        stack.append(names.get(second))
+        names[first] = _only_read(taken(1)[0])
+        stack.append(names.get(second, _Name("local", second)))
     elif name == "SWAP":
         stack[:0] = [None] * (count - len(stack))
         stack[-count], stack[-1] = stack[-1], stack[-count]
     elif name == "COPY":
         stack.append(stack[-count] if count <= len(stack) else None)
-    elif name == "LOAD_CONST":
-        stack.append(_Constant(step.argval))
     elif name in ("BUILD_TUPLE", "BUILD_LIST"):
         stack.append(_made(list(enumerate(taken(count)))))
     elif name == "BUILD_CONST_KEY_MAP":
@@ -350,31 +430,45 @@ def _done(
         stack.append(_dict(values[::2], values[1::2]))
     elif name == "UNPACK_SEQUENCE":
         stack += _members(taken(1)[0], range(count))[::-1]
-    elif name == "BINARY_SUBSCR":
+    elif name == "BINARY_SUBSCR" and len(stack) > 1 and _holds_read(stack[-2]):
         container, key = taken(2)
         stack += _members(container, [key.value if isinstance(key, _Constant) else _Read()])
     else:
-        _do_more(step, stack, taken)
-    held = frozenset((one, value) for one, value in names.items() if _holds_read(value))
-    return tuple(one if _holds_read(one) or isinstance(one, _Constant) else None for one in stack), held
+        _do_more(step, stack, names, taken)
+    return tuple(stack), frozenset(names.items())
 
 
-def _do_more(step: dis.Instruction, stack: list[Value], taken: Any) -> None:
+def _do_more(
+    step: dis.Instruction, stack: list[Value], names: dict[str, Value], taken: Callable[[int], list[Value]]
+) -> None:
     """Any other instruction. It must not take the read."""
     takes = _taken_by(step)
-    looks = takes == 0 and not _LOOKS_AROUND.isdisjoint(map(str, _names(step)))
-    if looks or any(map(_holds_read, stack if takes is None else taken(takes))):
+    looks = step.opname in _NAMED and step.argval in _LOOKS_AROUND
+    if looks or any(map(_holds_read, stack if takes is None else stack[len(stack) - takes :] if takes else ())):
         raise _Refused
     effect = dis.stack_effect(step.opcode, step.arg)
     if takes is None:
         taken(max(-effect, 0))
         stack += [None] * max(effect, 0)
-    else:
-        stack += [None] * (1 if step.opname in _TAKES_MORE else takes + effect)
+        return
+    stack += _given(step, taken(takes))
+    if step.opname in ("STORE_DEREF", "STORE_GLOBAL"):
+        names[step.argval] = None
+    elif step.opname in _NAMED and step.argval in names:
+        stack[-1] = None
+
+
+def _only_read(value: Value) -> Value:
+    return value if _holds_read(value) else None
+
+
+def _count(value: Value) -> int:
+    return sum(1 for _ in _places(value, ""))
 
 
 def _made(members: Sequence[tuple[Any, Value]]) -> Value:
-    return _Made(tuple(members)) if any(_holds_read(one) for _, one in members) else None
+    read = [(name, _only_read(one)) for name, one in members]
+    return _Made(tuple(read)) if any(one is not None for _, one in read) else None
 
 
 def _dict(keys: Sequence[Value], values: Sequence[Value]) -> Value:
@@ -410,8 +504,12 @@ def _places(made: Value, path: str) -> Iterator[str]:
 
 
 def returned_at(reads: Sequence[str]) -> dict[int, list[str]]:
-    """The places of values that the body only returns, by the number of their read."""
-    return {number: _split(told)[1].split(_AND) for number, told in enumerate(reads) if told.startswith(RETURNED)}
+    """The places in the result of values that the body only returns or keeps, by the number of their read."""
+    return {
+        number: [place for place in _split(told)[1].split(_AND) if place != _KEPT]
+        for number, told in enumerate(reads)
+        if told.startswith(RETURNED)
+    }
 
 
 def given(told: str, value: Any) -> Any:
@@ -424,15 +522,3 @@ def _split(told: str) -> tuple[str, str]:
     places = told.removeprefix(RETURNED)
     kind, _, rest = places.partition(" of ")
     return (kind, rest) if kind in _KINDS else ("", places)
-
-
-def put(result: Any, place: str, value: Any) -> Any:
-    """A result as the body returns it, with this value in its place."""
-    name, _, rest = place.partition(".")[2].partition(".")
-    if not name:
-        return value
-    at: Any = name if isinstance(result, dict) else int(name)
-    member = put(result[at], f".{rest}" if rest else "", value)
-    if isinstance(result, dict):
-        return {**result, name: member}
-    return type(result)([*result[:at], member, *result[at + 1 :]])

@@ -28,6 +28,7 @@ from capture.key.pytree import PLAIN_TYPES
 from capture.key.tensor_meta import digest, nbytes_of
 from capture.observe import collectives as _collectives
 from capture.observe.operator_schema import TENSORS, OperatorTraits, is_tensor
+from capture.observe.returned_value import Kept
 from capture.torch_private.distributed import text_of
 
 _INT = {int}
@@ -116,6 +117,8 @@ class RunTrace:
     syncs: dict[tuple[str, int, bool, str | None], HostSync] = field(factory=dict)
     reads: list[str] = field(factory=list)
     """See ``Facts``."""
+    kept: dict[int, tuple[Any, list[Kept]]] = field(factory=dict)
+    """By the number of a read: its value, and what keeps it."""
     islands: list[Island] = field(factory=list)
     breaks: list[Break] = field(factory=list)
     work: list[HostWork] = field(factory=list)

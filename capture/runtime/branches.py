@@ -23,7 +23,6 @@ import torch
 from attrs import evolve, field, frozen
 from typing_extensions import override
 
-from capture.autograd.saved_graph import ForwardOutputs
 from capture.core.facts import Facts
 from capture.core.interrupts import is_interrupt
 from capture.engines.base import Found, IslandCall, SegmentedRecording
@@ -34,7 +33,7 @@ from capture.key.signature import Leaf
 from capture.native import native
 from capture.observe.islands import Outcome, answer, perform, settle
 from capture.observe.operator_schema import read_text
-from capture.observe.returned_value import given, put, returned_at
+from capture.observe.returned_value import RETURNED, given
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.replay import Commit
@@ -245,17 +244,9 @@ class _Walk(Commit):
 
     @override
     def _built(self) -> Any:
-        result = super()._built()
-        returned = returned_at(self.node.reads)
-        if not returned:
-            return result
-        is_forward = type(result) is ForwardOutputs
-        whole = result.result if is_forward else result
-        for number, places in returned.items():
-            value = given(self.node.reads[number], self.read[number])
-            for place in places:
-                whole = put(whole, place, value)
-        return result.with_result(whole) if is_forward else whole
+        reads = enumerate(self.node.reads)
+        self.told = {number: given(told, self.read[number]) for number, told in reads if told.startswith(RETURNED)}
+        return super()._built()
 
     @override
     def give_up(self) -> None:

@@ -117,7 +117,7 @@ def _is_only_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> boo
 
 
 def _is_item_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:
-    names, key, is_list = _names_holding(before, source.holder), source.name, isinstance(source.holder, list)
+    names, key, is_list = names_holding(before, source.holder), source.name, isinstance(source.holder, list)
     return bool(names) and all(
         (name, key) in uses.counted
         and not uses.is_read(name, ())
@@ -127,7 +127,7 @@ def _is_item_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> boo
     )
 
 
-def _names_holding(before: Snapshot, value: Any) -> list[str]:
+def names_holding(before: Snapshot, value: Any) -> list[str]:
     """The names under which the value is kept; empty where it is also kept without a name."""
     names: dict[str, None] = {}
     for source in _places_of(before, value):

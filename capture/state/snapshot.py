@@ -111,6 +111,8 @@ class Change:
     """The amount that was added to a number on which nothing else depends."""
     members: Members | None = None
     """Of a container, where it is known how the members changed; ``after`` has the new ones, too."""
+    is_read_anew: bool = False
+    """Each call puts a number there that the host read, and nothing else depends on it."""
 
 
 def carries_graph(change: Change) -> bool:

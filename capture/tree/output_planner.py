@@ -34,7 +34,7 @@ def plan_outputs(
     be handed out again."""
     leaves = [*outputs, *(leaf for effect in effects for leaf in effect.leaves)]
     groups: dict[int, tuple[Block, list[int], list[Geometry]]] = {}
-    aliases, constants, empties, repeats = [], [], [], []
+    aliases, constants, empties, repeats, reads = [], [], [], [], []
     seen: dict[int, int] = {}
     for position, (leaf, block) in enumerate(zip(leaves, blocks, strict=True)):
         value = leaf.value
@@ -45,8 +45,9 @@ def plan_outputs(
             entry[1].append(position)
             entry[2].append(Geometry.of(value))
         elif leaf.kind == "fresh":
-            geometry = evolve(Geometry.of(value), offset=0)
-            empties.append((position, geometry, value.device))
+            empties.append((position, evolve(Geometry.of(value), offset=0), value.device))
+        elif leaf.read is not None:
+            reads.append((position, leaf.read))
         elif leaf.kind == "python":
             constants.append((position, None if id(value) in callers else value))  # the caller's own is not kept alive
         else:
@@ -62,8 +63,8 @@ def plan_outputs(
     made = tuple(
         OutputGroup(block, tuple(p), tuple(g), tuple(leaves[one].path for one in p)) for block, p, g in groups.values()
     )
-    fresh = [leaf.value for leaf in leaves if leaf.kind == "fresh"]
-    inference = not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in fresh)
+    is_inference = any(leaf.kind == "fresh" and leaf.value.is_inference() for leaf in leaves)
+    inference = is_inference and not torch.is_inference_mode_enabled()
     shared_storages = tuple(_source(pool, one, again.get(id(leaves[one.positions[0]].value), "no")) for one in made)
     kinds = tuple(kinds_of(leaves).items())
     alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not (inference or effects or kinds)
@@ -72,11 +73,10 @@ def plan_outputs(
     every = [*gradients.values(), *(one for several in shared.values() for one in several)]
     return OutputPlan(
         policy=policy, preserving=policy != "borrow", count=len(leaves), skeleton=skeleton, groups=made,
-        aliases=tuple(aliases), kinds=kinds,
-        constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots,
-        inference=inference, live=[None] * len(made), tensors=[[] for _ in made],
-        shared_storages=shared_storages, single=shared_storages[0] if alone else None, gradients=gradients,
-        shared=shared, replaced={id(of()): of for of in every}, fills=filler(skeleton),
+        aliases=tuple(aliases), kinds=kinds, constants=tuple(constants), reads=tuple(reads),
+        empties=tuple(empties), repeats=tuple(repeats), effects=slots, inference=inference, live=[None] * len(made),
+        tensors=[[] for _ in made], shared_storages=shared_storages, single=shared_storages[0] if alone else None,
+        gradients=gradients, shared=shared, replaced={id(of()): of for of in every}, fills=filler(skeleton),
         numbers=tuple(range(len(made))), first_positions=tuple(group.positions[0] for group in made), slots=taken,
         others=(tuple(number for number in range(len(made)) if number not in gradients), others),
     )  # fmt: skip

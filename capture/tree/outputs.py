@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import weakref
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ from capture.tree.liveness import (
     only_gradients,
 )
 from capture.tree.output_structure import DONE, Begun, EffectSlot, fill
+
+_NOTHING_READ: Mapping[int, Any] = {}
 
 
 @frozen(eq=False)
@@ -86,6 +88,8 @@ class OutputPlan:
     kinds: tuple[tuple[int, TensorKind], ...]
     """By position, the leaves made by the body that are more than plain tensors."""
     constants: tuple[tuple[int, Any], ...]
+    reads: tuple[tuple[int, int], ...]
+    """By position, the number of the read whose value each call has there."""
     empties: tuple[tuple[int, Geometry, torch.device], ...]
     repeats: tuple[tuple[int, int], ...]
     """Positions that hold the very object of an earlier position."""
@@ -171,7 +175,8 @@ class OutputPlan:
 
     def several(self) -> tuple[Any, ...] | None:
         """For the C module: how results are built that have only fresh tensors, constants and repeats."""
-        if self.inference or self.aliases or self.kinds or self.empties or self.effects or self.fills is None:
+        others = self.inference or self.aliases or self.kinds or self.empties or self.effects or self.reads
+        if others or self.fills is None:
             return None
         return (
             self.sources,
@@ -258,11 +263,12 @@ class OutputPlan:
         values: list[Any] | None = None,
         again: bool = False,
         begun: Begun | None = None,
+        read: Mapping[int, Any] = _NOTHING_READ,
     ) -> Any:
         """Result of a replay: builds every leaf, sets effects, and starts watching what is handed out. ``in_place``:
         the gradients of the last replay are still in place, nobody else has them, and this one wrote them. ``values``:
         the list that keeps what is built; ``again``: by an attempt that was stopped; ``begun``: see
-        ``EffectSlot.apply``."""
+        ``EffectSlot.apply``; ``read``: values that the host read in this call, by the number of the read."""
         values = values if values is not None else [None] * self.count
         groups, effects = self.others if in_place else (self.numbers, self.effects)
         if again:
@@ -283,6 +289,8 @@ class OutputPlan:
         self._give_kinds(values)
         for position, value in self.constants:
             values[position] = value
+        for position, number in self.reads if read else ():
+            values[position] = read[number]
         for position, first in self.repeats:
             values[position] = values[first]
         return self.finish(values, named_values, effects, begun)

@@ -11,7 +11,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from capture import capture, recordings
-from capture.observe import returned_value
 from tests.segments.bodies import Program, draw
 from tests.segments.test_bodies import CALLS, compared, fresh, says_that_it_gave_up
 from tests.support.device import DEVICE
@@ -366,13 +365,6 @@ def test_earlier_results_keep_their_numbers() -> None:
     found = [f(draw(number)) for number in range(8)]
     assert bits(found) == bits([by_name(draw(number)) for number in range(8)])
     assert len({id(one) for one in found}) == len(found)
-
-
-def test_places_of_a_result() -> None:
-    result = (1, {"a": [2, 3]}, 4)
-    assert returned_value.put(result, "output.1.a.0", 7) == (1, {"a": [7, 3]}, 4)
-    assert result == (1, {"a": [2, 3]}, 4)
-    assert returned_value.put(5, "output", 7) == 7
 
 
 def looks_up(x: Tensor, at: Tensor, table: Tensor) -> Any:
