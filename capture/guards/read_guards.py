@@ -35,8 +35,9 @@ def read_by(
     the body changed. ``tensors``: see ``ReadWalk``."""
     try:
         places, containers = changed_places(changed, rebuilt)
-        for place in call.binder.places:  # these are arguments, in effect: another object in each call
-            places.setdefault(place.key(), place.read())
+        for place in call.binder.places:  # these are arguments, in effect: another object, or number, in each call
+            value = place.read()
+            places.setdefault(place.key(), Counted(type(value)) if type(value) in (float, int) else value)
         read = _read_by(run, call, (places, containers), tensors)
     except Exception as error:  # noqa: BLE001 - a strange class of a user's, or a mistake of ours: never the caller's
         read = Read(obstacle=(f"state that cannot be followed ({type(error).__name__}: {error})", "self"))

@@ -376,6 +376,9 @@ class ReadWalk:
             self._slots(value, kind, of_class.wanted, path)
 
     def guard_names(self, value: Any, namespace: dict[str, Any], wanted: frozenset[str], path: str) -> None:
+        if value is not namespace and id(namespace) in self._changed_in:  # told by the dict of an object
+            for name, before in self._changed_in[id(namespace)].items():
+                self.changed[id(value), name] = self._changed_in.setdefault(id(value), {})[name] = before
         if self.names.is_computed:
             wanted |= frozenset(namespace)
             if id(value) not in self._changed_in:

@@ -298,6 +298,25 @@ class NamedKey:
                 found += [".".join((self._parameters[position], *one)) for one in attributes]
         return found
 
+    def keeper_of(self, part: int, receiver_of: Callable[[], Any]) -> tuple[Callable[[], Any], str, str] | None:
+        """What keeps the value of a part: a function that gives it, the name of the value there, and the path. None
+        where that is neither a dict, nor a cell, nor the ``__dict__`` of an object."""
+        fixed = len(self._fixed)
+        if part < fixed:
+            source, path = self._fixed[part], self._names[0][part]
+            if source.root is not None:
+                return _below(source.root.read, source.attributes), source.attributes[-1], path
+            held = source.holder
+            keeper = source.keeper or (held if isinstance(held, weakref.ref) else None)
+            if keeper is None and held is not None:
+                keeper = functools.partial(_same_again, held)
+            return None if keeper is None else (keeper, source.name, path)
+        if part < fixed + len(self._of_receiver):
+            path = self._names[1][part - fixed]
+            names = tuple(path.split(".")[1:])
+            return _below(receiver_of, names), names[-1], path
+        return None
+
     def tell_apart(self, keeper: Callable[[], Any], name: str, path: str) -> bool:
         """Read one more name from now on: in a dict, or in the ``__dict__`` of an object or class. False if it was read
         before. ``keeper`` gives the dict or object, or None once it is gone."""
@@ -424,6 +443,15 @@ def _cell_reader(cell: types.CellType) -> Callable[[], Any]:
             return MISSING
 
     return read
+
+
+def _same_again(value: Any) -> Any:
+    return value
+
+
+def _below(root: Callable[[], Any], attributes: tuple[str, ...]) -> Callable[[], Any]:
+    """Gives what has the last of these attributes."""
+    return lambda: _value_along(root(), attributes[:-1])
 
 
 def _read_of(read: Callable[[Any], Any], receiver_of: Callable[[], Any]) -> Any:

@@ -75,6 +75,15 @@ class InputPlace:
             keeper[self.name] = value
 
 
+def number_place(path: str, keeper: Callable[[], Any], name: Any) -> InputPlace | None:
+    """The place of a number; None where none of a dict, a cell, and the ``__dict__`` of an object keeps it."""
+    held = keeper()
+    is_cell = type(held) is types.CellType
+    is_attribute = not is_cell and type(held) is not dict
+    place = InputPlace(path, keeper, None if is_cell else name, is_attribute)
+    return place if type(place.read()) in (float, int) else None
+
+
 def may_be_input(value: Any) -> bool:
     """An object that can be opened as an argument is."""
     kind = type(value)

@@ -147,6 +147,8 @@ class Captured:
     """The sizes of its calls, if the annotation has buckets."""
     lifted: list[Any] = field(factory=list, init=False)
     """``Lifted`` recordings, which serve all values of some numbers."""
+    read_numbers: set[str] = field(factory=set, init=False)
+    """Paths of numbers in Python state that the body reads."""
     lifts_left: int = field(default=MOST_LIFTS, init=False)
     """How many more attempts may be made at such a recording."""
     deaths_seen: int = field(default=0, init=False)
@@ -209,9 +211,10 @@ class Captured:
     def take_inputs(self, places: Sequence[InputPlace]) -> None:
         """Read the values of these places in every call from now on, as arguments."""
         known = {one.key() for one in self.binder.places}
-        places = [one for one in places if one.key() not in known]
         for place in places:
             self.named.leave_out(place.keeper(), place.name, self.receiver)
+            self.optimizers.leave_out(place.keeper(), place.name)
+        places = [one for one in places if one.key() not in known]
         self.binder = with_places(self.binder, places)
 
     def completed(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -300,6 +303,7 @@ class Captured:
         self.kept_outputs.clear()
         self.hopeless, self.is_chained = None, False
         self.lifts_left = MOST_LIFTS
+        self.read_numbers.clear()
         if self.sizes is not None:
             self.sizes.forget()
         self.optimizers, self.replacements, self.unreached = Optimizers(), Replacements(), Unreached()

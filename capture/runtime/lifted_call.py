@@ -14,6 +14,7 @@ import torch
 from capture.core.config import current as current_config
 from capture.engines.base import LiftedNumbers, Move, Number, NumbersToLift, Recording
 from capture.guards.guard import OVERLAPS
+from capture.key.input_places import InputPlace, with_places
 from capture.key.modes import Here
 from capture.key.signature import Leaf, Leaves
 from capture.native import MISS
@@ -27,6 +28,7 @@ from capture.runtime.entry import Entry
 from capture.runtime.fast_path import Shortcuts
 from capture.runtime.inputs import generators_of
 from capture.runtime.matching import fitting
+from capture.runtime.phases import forget
 from capture.runtime.replay import replay
 from capture.runtime.replay_apart import GoesOnApart
 from capture.runtime.undone_runs import bring_to_replay
@@ -75,6 +77,41 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     result = _compare_numbers(captured, lifted, bound, bound.leaves)
     lifted.count = Count()  # it was the number that was recorded: the next one shows more
     return result
+
+
+def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> bool:
+    """A new key that differs from a known one in numbers in Python state, such as a learning rate that a schedule sets:
+    if only operators get them, they are arguments from now on, in effect, and all that was recorded is dropped."""
+    plain = captured.sizes is None and not captured.is_backward and entry.region is None
+    if not plain or not tree.backend.lifts_numbers or tree.path or tree.warm:
+        return False
+    places = numbers.changing_places(captured, entry)
+    if not places or not captured.read_numbers.isdisjoint(one.path for one in places):
+        return False
+    run = BodyRun()
+    try:
+        is_read = not body_run.during(run, _are_lifted, (captured, bound, places))
+    except Exception as error:
+        if run.error is not error:
+            raise
+        is_read = True
+    if is_read:
+        captured.read_numbers.update(one.path for one in places)
+        return False
+    captured.take_inputs(places)
+    paths = ", ".join([one.path for one in places])
+    captured.log.add("drop", f"{paths}: another number in each call, an input from now on")
+    captured.budget.keys.clear()
+    forget(captured, entry, tree)
+    captured.retire()
+    return True
+
+
+def _are_lifted(captured: Captured, bound: Call, places: Sequence[InputPlace]) -> bool:
+    values = (*bound.values, *[one.read() for one in places])
+    call = captured.call(values, bound.leaves)
+    call.binder = with_places(call.binder, places)
+    return numbers.noted_run(captured, call, range(len(bound.values), len(values))) is not None
 
 
 def _lifted(

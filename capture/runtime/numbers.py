@@ -23,11 +23,12 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from typing_extensions import override
 
 from capture.engines.base import LiftedNumbers, Number
 from capture.key import pytree
+from capture.key.input_places import InputPlace, number_place
 from capture.key.modes import Here
 from capture.key.packages import package_of
 from capture.native import MISS
@@ -103,7 +104,7 @@ class Watched:
 def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> Watched | None:
     """Watch the body with numbers that note who reads them, and undo it. None where Python code reads a number, or may
     do so unnoticed, or where there is nothing to record."""
-    own = [call.values[at] for at in positions]
+    own: list[Number] = [call.values[at] for at in positions]
     first = _noted(captured, call, positions, own)
     if first is None or not any(type(one) is int for one in own):
         return None if first is None else first[0]
@@ -139,7 +140,7 @@ def _noted(
     captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number]
 ) -> tuple[Watched, tuple[tuple[str, ...], ...]] | None:  # fmt: skip
     noting = Noting()
-    noted = captured.call(with_numbers(call.values, positions, noting.begin(own)), call.leaves)
+    noted = evolve(call, values=with_numbers(call.values, positions, noting.begin(own)))
     watched, described = planning.watch_undone(captured, noted, counts=False)
     facts, results = described.facts, [leaf for _, leaf in pytree.result_leaves(watched.result)]
     if noting.is_read or facts.gradients or facts.host_syncs or facts.islands:
@@ -177,11 +178,55 @@ def twin_of(
 
 def _differing(key: Any, other: Any) -> tuple[int, ...]:
     """Positions at which arguments are other numbers, where nothing else differs; else none."""
-    if len(key) != len(other) or key[0] != other[0] or key[2:] != other[2:] or len(key[1]) != len(other[1]):
+    if len(key) != len(other) or key[0] != other[0] or key[2:] != other[2:]:
         return ()
-    found = [at for at, (one, two) in enumerate(zip(key[1], other[1], strict=True)) if one != two]
-    pairs = [(key[1][at], other[1][at]) for at in found]
-    return tuple(found) if all(is_number(one) and is_number(two) and one[0] is two[0] for one, two in pairs) else ()
+    return tuple(_numbers_in(key[1], other[1]))
+
+
+def changing_places(captured: Captured, entry: Entry) -> list[InputPlace]:
+    """Numbers in Python state, by their places, in which alone the key of an entry differs from that of one that is, or
+    can be, recorded."""
+    entries = captured.entries()
+    for candidate in entries if len(entries) <= _MOST_FAMILIES else ():
+        is_recorded = candidate.phase in ("warm", "ready") and candidate.region is None and not candidate.has_reads
+        if candidate is not entry and is_recorded and len(candidate.key) == len(entry.key) == _WITH_STATE:
+            found = _differing_places(captured, entry.key, candidate.key)
+            if found:
+                return found
+    return []
+
+
+_NAMED, _SETTINGS, _WITH_STATE = 2, 5, 7
+"""What a key that has state consists of: modes, arguments, what is named, modules, guards, settings, aliases."""
+
+
+def _differing_places(captured: Captured, key: Any, other: Any) -> list[InputPlace]:
+    same = [at for at in range(_WITH_STATE) if at not in (1, _NAMED, _SETTINGS)]
+    if any(key[at] != other[at] for at in same) or (key[1] != other[1] and not _numbers_in(key[1], other[1])):
+        return []
+    places: list[InputPlace | None] = []
+    for at in (_NAMED, _SETTINGS):
+        differing = _numbers_in(key[at], other[at])
+        if key[at] != other[at] and not differing:
+            return []
+        for part in differing:
+            kept = (
+                captured.named.keeper_of(part, captured.receiver_of)
+                if at == _NAMED
+                else captured.optimizers.keeper_of(part)
+            )
+            places.append(None if kept is None else number_place(kept[2], kept[0], kept[1]))
+    found = [one for one in places if one is not None]
+    return found if len(found) == len(places) else []
+
+
+def _numbers_in(parts: Sequence[Any], others: Sequence[Any]) -> list[int]:
+    """Where these are other numbers, if they differ in nothing else."""
+    if len(parts) != len(others):
+        return []
+    found = [at for at, (one, two) in enumerate(zip(parts, others, strict=True)) if one != two]
+    pairs = [(parts[at], others[at]) for at in found]
+    return found if all(is_number(one) and is_number(two) and one[0] is two[0] for one, two in pairs) else []
 
 
 def is_number(part: Any) -> bool:

@@ -66,6 +66,8 @@ class _Steps:
     """The steps of one optimizer in one run."""
 
     settings: tuple[Any, ...]
+    of_call: tuple[str, ...] = ()
+    """Settings that are arguments of the call, in effect."""
     reads: tuple[str, ...] = ()
     scalars: tuple[Any, ...] = ()
     sequence: tuple[Any, ...] = ()
@@ -79,6 +81,7 @@ class _Steps:
         reads, scalars, sequence, work, cpu_work = begin
         return _Steps(
             self.settings,
+            self.of_call,
             (*self.reads, *trace.reads[reads:]),
             (*self.scalars, *trace.scalars[scalars:]),
             (*self.sequence, *map(str, trace.sequence[sequence:])),
@@ -95,6 +98,8 @@ class _Steps:
             return True
         if self.settings != before.settings:
             return self.moves >= MOST_MOVES
+        if self.of_call != before.of_call:  # operators get other numbers for that alone, as far as this can tell
+            return False
         return self.sequence == before.sequence and self.scalars != before.scalars
 
 
@@ -118,6 +123,10 @@ class Optimizers:
         self._unsteady: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stopped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Whose steps the last run did not come to an end of."""
+        self._lifted: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[tuple[int, str]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """Settings that are arguments of the call, in effect: number of the group, and name."""
         self.is_lost = False
         """The step of an optimizer reads another value in each run, and cannot be an island."""
 
@@ -175,7 +184,7 @@ class Optimizers:
 
         def end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if threading.get_ident() == thread and begun and begun[-1][0] is optimizer:
-                steps_before = noted.get(optimizer) or _Steps(tuple(_numbers(optimizer)))
+                steps_before = noted.get(optimizer) or self._begun(optimizer)
                 noted[optimizer] = steps_before.and_then(trace, begun.pop()[1])
 
         hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
@@ -194,6 +203,11 @@ class Optimizers:
                     self._unsteady.add(optimizer)
                 elif steps.reads:
                     self.is_lost = True
+
+    def _begun(self, optimizer: torch.optim.Optimizer) -> _Steps:
+        lifted = self._lifted.get(optimizer, ())
+        of_call = [one for one in _settings_of(optimizer) if one[:2] in lifted]
+        return _Steps(tuple(_numbers(self._settings_of(optimizer))), tuple(_numbers(of_call)))
 
     def make_islands(self, *, those_of_host: bool, those_stopped: bool) -> bool:
         """Make steps that differed in the last run islands from now on; or all that ask the host, where no recording
@@ -259,6 +273,25 @@ class Optimizers:
         """``id`` of the parameters of all optimizers that were found."""
         return {id(p) for one in self._alive() for group in one.param_groups for p in group["params"]}
 
+    def keeper_of(self, part: int) -> tuple[Callable[[], Any], str, str] | None:
+        """Where the value of one of the key's parts is kept, its name there, and its path; None if that is no
+        setting."""
+        places = [(one, number, name) for one in self._counting() for number, name, _ in self._settings_of(one)]
+        if part >= len(places):
+            return None
+        optimizer, number, name = places[part]
+        path = f"{type(optimizer).__name__}.param_groups[{number}][{name!r}]"
+        return functools.partial(_group_of, weakref.ref(optimizer), number), name, path
+
+    def leave_out(self, keeper: Any, name: Any) -> None:
+        """A setting is no part of the key any more: it is an argument of the call, in effect."""
+        for one in self._alive():
+            for number, group in enumerate(one.param_groups):
+                if group is keeper:
+                    self._lifted.setdefault(one, set()).add((number, name))
+                    self._steps.pop(one, None)
+                    self._unsteady.discard(one)
+
     def part(self) -> tuple[Any, ...]:
         """The key's part: all settings as they are now, without the parameters, which gradients there are, flags."""
         settings = [part_of(value, limit=None) for _, value in self._settings()]
@@ -279,13 +312,19 @@ class Optimizers:
     def _alive(self) -> list[torch.optim.Optimizer]:
         return [optimizer for one in self._found if (optimizer := one()) is not None]
 
+    def _counting(self) -> list[torch.optim.Optimizer]:
+        return [one for one in self._alive() if one not in self._islands]
+
     def _settings(self) -> Iterable[tuple[str, Any]]:
-        for one in self._alive():
-            if one in self._islands:
-                continue
+        for one in self._counting():
             several = len(one.param_groups) > 1
-            for number, name, value in _settings_of(one):
+            for number, name, value in self._settings_of(one):
                 yield f"{name} of {f'param_groups[{number}]' if several else type(one).__name__}", value
+
+    def _settings_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, str, Any]]:
+        """Those that are part of the key."""
+        lifted = self._lifted.get(optimizer, ())
+        return [one for one in _settings_of(optimizer) if one[:2] not in lifted]
 
 
 def _settings_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, str, Any]]:
@@ -298,9 +337,15 @@ def is_stand_in(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and value in _stand_ins
 
 
-def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[str]:
+def _group_of(optimizer: weakref.ref[torch.optim.Optimizer], number: int) -> dict[str, Any] | None:
+    held = optimizer()
+    groups = [] if held is None else held.param_groups
+    return groups[number] if number < len(groups) else None
+
+
+def _numbers(settings: Iterable[tuple[int, str, Any]]) -> Iterator[str]:
     """Settings that are numbers, as a text."""
-    return (repr(value) for *_, value in _settings_of(optimizer) if type(value) in (int, float, tuple))
+    return (repr(value) for *_, value in settings if type(value) in (int, float, tuple))
 
 
 @contextlib.contextmanager

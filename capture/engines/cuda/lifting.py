@@ -121,10 +121,13 @@ def learn_numbers(
 ) -> GraphNumbers | Refusal:  # fmt: skip
     """The numbers of a recording, or why they stay as they were recorded."""
     samples: list[_Sample] = []
-    for of_call in (numbers.now, numbers.now, *other_numbers(numbers.now), numbers.then):
+    again = tuple(one * 1.0 if type(one) is float else one for one in numbers.now)  # other objects, elsewhere
+    for of_call in (numbers.now, again, *other_numbers(numbers.now), numbers.then):
         given = numbers.given(of_call)
         if given is None:
             return Refusal("Python cannot compute what operators get")
+        if of_call is numbers.then and not all(map(is_normal, given)):
+            continue
         values, filling = tuple(given), _FILLINGS[len(samples) == 1]
         call, generators = numbers.again(of_call)
         refusal = capture_again(
@@ -140,8 +143,7 @@ def learn_numbers(
     difference = next((found for one in samples[1:] if (found := _difference(samples[0], one, uses))), None)
     if difference is not None:
         return Refusal(difference)
-    pool.find(0)  # refreshes the list of the pool's segments once
-    places = infer_numbers([node.words for node in nodes], [one.launched for one in samples], uses, pool.found)
+    places = infer_numbers([node.words for node in nodes], [one.launched for one in samples], uses)
     if isinstance(places, NumberRefusal):
         return Refusal(places.reason, kernel=None if places.node is None else nodes[places.node].name())
     used = tuple(sorted({use.number for use in uses}))
@@ -189,7 +191,10 @@ def _read(
                 return Refusal("the graph has graphs inside")
     except kernel_params.DriverError as error:
         return Refusal(f"its parameters cannot be read: {error}")
-    launched = NumberSample(values, [node.words for node in nodes])
+    pool.find(0)  # refreshes the list of the pool's segments, which may be others in the next capture
+    parts = tuple(pool.parts())
+    is_own = lambda address: any(begin <= address < end for begin, end in parts)  # noqa: E731
+    launched = NumberSample(values, [node.words for node in nodes], is_own)
     trace = recorder.trace
     samples.append(_Sample(launched, recorder.uses, recorder.kinds, list(trace.sequence), list(trace.scalars)))
     return None

@@ -46,6 +46,8 @@ class NumberSample:
 
     numbers: tuple[Number, ...]
     nodes: Sequence[NodeParameters]
+    is_own_memory: Callable[[int], bool]
+    """An address of memory that a capture may take elsewhere."""
 
 
 @frozen
@@ -162,12 +164,9 @@ def _forms_of(value: Number) -> list[Form]:
 
 
 def infer_numbers(
-    recorded: Sequence[NodeParameters], samples: Sequence[NumberSample], uses: Sequence[NumberUse],
-    is_own_memory: Callable[[int], bool],
-) -> list[NumberPlace] | NumberRefusal:  # fmt: skip
-    """Places of the numbers in the ``recorded`` nodes. The first two samples have the recording's own numbers.
-
-    ``is_own_memory``: an address of memory that a capture may take elsewhere."""
+    recorded: Sequence[NodeParameters], samples: Sequence[NumberSample], uses: Sequence[NumberUse]
+) -> list[NumberPlace] | NumberRefusal:
+    """Places of the numbers in the ``recorded`` nodes. The first two samples have the recording's own numbers."""
     for sample in samples:
         if len(sample.nodes) != len(recorded):
             return NumberRefusal(f"a further capture has {len(sample.nodes)} nodes instead of {len(recorded)}")
@@ -179,7 +178,7 @@ def infer_numbers(
         twins = [sample.nodes[at] for sample in samples]
         if any((one.kind, one.same, len(one.words)) != (node.kind, node.same, len(node.words)) for one in twins):
             return NumberRefusal("another number launches something else there", at)
-        found = _places(at, node, twins, samples, used, is_own_memory)
+        found = _places(at, node, twins, samples, used)
         if isinstance(found, NumberRefusal):
             return found
         places += found
@@ -215,7 +214,7 @@ class _Bytes:
 
 def _places(
     node: int, recorded: NodeParameters, twins: Sequence[NodeParameters], samples: Sequence[NumberSample],
-    used: Sequence[int], is_own_memory: Callable[[int], bool],
+    used: Sequence[int],
 ) -> list[NumberPlace] | NumberRefusal:  # fmt: skip
     if all(one.words == twins[0].words for one in twins):
         return []
@@ -242,15 +241,15 @@ def _places(
         elif not (_span(met[0]) - _span(place)) & block.varies:  # else the bytes beside it are of the same number
             places[places.index(met[0])] = evolve(met[0], forms=(*met[0].forms, *place.forms))
     covered = {at for place in places for at in _span(place)}
-    left = {at for at in block.varies - block.noise - covered if not _is_address(at, twins, is_own_memory)}
+    left = {at for at in block.varies - block.noise - covered if not _is_address(at, samples, node)}
     if left:
         return NumberRefusal(f"a parameter follows the number in an unknown way (byte {min(left)})", node)
     return places
 
 
-def _is_address(at: int, twins: Sequence[NodeParameters], is_own_memory: Callable[[int], bool]) -> bool:
+def _is_address(at: int, samples: Sequence[NumberSample], node: int) -> bool:
     """The byte is of a word that is an address in every capture."""
-    return all(is_own_memory(one.words[at // 8]) for one in twins)
+    return all(one.is_own_memory(one.nodes[node].words[at // 8]) for one in samples)
 
 
 def _span(place: NumberPlace) -> set[int]:

@@ -46,9 +46,9 @@ def found(
     """For one kernel whose block is made of the numbers."""
     own = tuple(numbers)
     every = [own, own, *other_numbers(own)]
-    samples = [NumberSample(one, [parameters(make(*one), same())]) for one in every]
+    samples = [NumberSample(one, [parameters(make(*one), same())], is_own) for one in every]
     default = [NumberUse(0, "aten.mul.Tensor", at, 0, 1) for at in range(len(own))]
-    return infer_numbers([parameters(make(*own), same())], samples, default if uses is None else uses, is_own)
+    return infer_numbers([parameters(make(*own), same())], samples, default if uses is None else uses)
 
 
 FORMS: dict[str, Make] = {
@@ -235,10 +235,10 @@ class _Nothing:
 def lifted(graph: Graph) -> GraphNumbers:
     own = (0.3,)
     every = [own, own, *other_numbers(own)]
-    samples = [NumberSample(one, [parameters(block) for block in blocks(*one)]) for one in every]
+    samples = [NumberSample(one, [parameters(block) for block in blocks(*one)], is_own) for one in every]
     uses = [NumberUse(0, "aten.mul.Tensor", 0, 0, 1), NumberUse(1, "aten.sub.Tensor", 0, 2, 3)]
     nodes = graph.nodes()
-    places = infer_numbers([one.words for one in nodes], samples, uses, is_own)
+    places = infer_numbers([one.words for one in nodes], samples, uses)
     assert isinstance(places, list)
     made: Any = GraphNumbers
     numbers: GraphNumbers = made(_Nothing(), graph, tuple(places), nodes, (0,), frozenset(), set(), own)
