@@ -189,6 +189,8 @@ def changing_places(captured: Captured, entry: Entry) -> list[InputPlace]:
     entries = captured.entries()
     for candidate in entries if len(entries) <= _MOST_FAMILIES else ():
         is_recorded = candidate.phase in ("warm", "ready") and candidate.region is None and not candidate.has_reads
+        if candidate.plan is None or candidate.plan.collectives:  # it takes runs that other ranks do not make
+            continue
         if candidate is not entry and is_recorded and len(candidate.key) == len(entry.key) == _WITH_STATE:
             found = _differing_places(captured, entry.key, candidate.key)
             if found:
