@@ -14,7 +14,7 @@ import torch
 from capture.core.config import current as current_config
 from capture.engines.base import LiftedNumbers, Move, Number, NumbersToLift, Recording
 from capture.guards.guard import OVERLAPS
-from capture.key.input_places import InputPlace, with_places
+from capture.key.input_places import with_places
 from capture.key.modes import Here
 from capture.key.signature import Leaf, Leaves
 from capture.native import MISS
@@ -85,12 +85,13 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     plain = captured.sizes is None and not captured.is_backward and entry.region is None
     if not plain or not tree.backend.lifts_numbers or tree.path or tree.warm:
         return False
-    places = numbers.changing_places(captured, entry)
-    if not places or not captured.read_numbers.isdisjoint(one.path for one in places):
+    changing = numbers.changing_places(captured, entry)
+    if changing is None or not captured.read_numbers.isdisjoint(one.path for one in changing.places):
         return False
+    places = changing.places
     run = BodyRun()
     try:
-        is_read = not body_run.during(run, _are_lifted, (captured, bound, places))
+        is_read = not body_run.during(run, _are_lifted, (captured, bound, changing))
     except Exception as error:
         if run.error is not error:
             raise
@@ -107,11 +108,12 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     return True
 
 
-def _are_lifted(captured: Captured, bound: Call, places: Sequence[InputPlace]) -> bool:
-    values = (*bound.values, *[one.read() for one in places])
-    call = captured.call(values, bound.leaves)
-    call.binder = with_places(call.binder, places)
-    return numbers.noted_run(captured, call, range(len(bound.values), len(values))) is not None
+def _are_lifted(captured: Captured, bound: Call, changing: numbers.Changing) -> bool:
+    own = [one.read() for one in changing.places]
+    call = captured.call((*bound.values, *own), bound.leaves)
+    call.binder = with_places(call.binder, changing.places)
+    watched = numbers.noted_run(captured, call, range(len(bound.values), len(call.values)))
+    return watched is not None and changing.follow(watched, own)
 
 
 def _lifted(

@@ -26,6 +26,7 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 from typing_extensions import override
 
+from capture.core.facts import Facts
 from capture.engines.base import LiftedNumbers, Number
 from capture.key import pytree
 from capture.key.input_places import InputPlace, number_place
@@ -43,6 +44,7 @@ from capture.runtime.replay import replay
 from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, Verified
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
+from capture.state.source import Source
 from capture.tree.node import Node
 from capture.tree.tree import Tree
 
@@ -91,6 +93,8 @@ class Watched:
     """What runs with noted numbers showed: the operators that ran, and the numbers that may have reached them."""
 
     sequence: tuple[str, ...]
+    scalars: tuple[tuple[str, ...], ...]
+    """What operators got besides tensors, as text (``Facts.scalars``)."""
     formulas: tuple[Formula, ...]
 
     def values(self, own: Sequence[Number]) -> list[Number] | None:
@@ -100,6 +104,18 @@ class Watched:
         except (ArithmeticError, ValueError, TypeError):
             return None
 
+    def agrees(
+        self, own: Sequence[Number], others: Sequence[Number], sequence: Sequence[str],
+        scalars: Sequence[tuple[str, ...]],
+    ) -> bool:  # fmt: skip
+        """A run with other numbers did the same, but for what follows from them. ``own``: the numbers of this run."""
+        values, values_of_others = self.values(own), self.values(others)
+        if values is None or values_of_others is None or tuple(sequence) != self.sequence:
+            return False
+        texts = {(repr(one), repr(other)) for one, other in zip(values, values_of_others, strict=True)}
+        is_same = len(scalars) == len(self.scalars)
+        return is_same and all(map(functools.partial(_same_but, texts), self.scalars, scalars))
+
 
 def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> Watched | None:
     """Watch the body with numbers that note who reads them, and undo it. None where Python code reads a number, or may
@@ -107,20 +123,21 @@ def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> Watch
     own: list[Number] = [call.values[at] for at in positions]
     first = _noted(captured, call, positions, own)
     if first is None or not any(type(one) is int for one in own):
-        return None if first is None else first[0]
-    watched, scalars = first
+        return first
     others = [-_UNLIKELY * (at + 1) if type(one) is int else one for at, one in enumerate(own)]
     second = _noted(captured, call, positions, others)
-    values, values_of_others = watched.values(own), watched.values(others)
-    if second is None or values is None or values_of_others is None or second[0].sequence != watched.sequence:
+    if second is None or not first.agrees(own, others, second.sequence, second.scalars):
         return None
-    texts = {(repr(one), repr(other)) for one, other in zip(values, values_of_others, strict=True)}
-    is_same = len(scalars) == len(second[1]) and all(map(functools.partial(_same_but, texts), scalars, second[1]))
-    return watched if is_same else None
+    return first
 
 
 _UNLIKELY = 1013
 """Indices, lengths and repetitions by its negative raise, or come to nothing."""
+
+
+def _is_at(places: Sequence[InputPlace], source: Source) -> bool:
+    keys = {(id(source.holder), source.name), (id(getattr(source.holder, "__dict__", None)), source.name)}
+    return any(place.key() in keys for place in places)
 
 
 def _same_but(texts: set[tuple[str, str]], one: tuple[str, ...], other: tuple[str, ...]) -> bool:
@@ -138,7 +155,7 @@ def _same_but(texts: set[tuple[str, str]], one: tuple[str, ...], other: tuple[st
 
 def _noted(
     captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number]
-) -> tuple[Watched, tuple[tuple[str, ...], ...]] | None:  # fmt: skip
+) -> Watched | None:  # fmt: skip
     noting = Noting()
     noted = evolve(call, values=with_numbers(call.values, positions, noting.begin(own)))
     watched, described = planning.watch_undone(captured, noted, counts=False)
@@ -149,7 +166,9 @@ def _noted(
         return None
     if any(map(holds_noted, results)) or any(holds_noted(one.after) for one in watched.changed):
         return None  # a replay would give or leave the number that was recorded
-    return Watched(facts.sequence, tuple(noting.formulas.values())), facts.scalars
+    if any(_is_at(call.binder.places, one.source) for one in watched.changed):
+        return None  # the body itself puts another number there
+    return Watched(facts.sequence, facts.scalars, tuple(noting.formulas.values()))
 
 
 def twin_of(
@@ -183,30 +202,43 @@ def _differing(key: Any, other: Any) -> tuple[int, ...]:
     return tuple(_numbers_in(key[1], other[1]))
 
 
-def changing_places(captured: Captured, entry: Entry) -> list[InputPlace]:
-    """Numbers in Python state, by their places, in which alone the key of an entry differs from that of one that is, or
-    can be, recorded."""
+@frozen(eq=False)
+class Changing:
+    """Numbers in Python state, by their places, and what a watched run did with others there."""
+
+    places: tuple[InputPlace, ...]
+    then: tuple[Number, ...]
+    facts: Facts
+
+    def follow(self, watched: Watched, own: Sequence[Number]) -> bool:
+        """What differed between that run and this one follows from the numbers: nothing counts in Python, too."""
+        return watched.agrees(own, self.then, self.facts.sequence, self.facts.scalars)
+
+
+def changing_places(captured: Captured, entry: Entry) -> Changing | None:
+    """Numbers in which alone the key of an entry differs from that of one that is, or can be, recorded."""
     entries = captured.entries()
     for candidate in entries if len(entries) <= _MOST_FAMILIES else ():
         is_recorded = candidate.phase in ("warm", "ready") and candidate.region is None and not candidate.has_reads
         if candidate.plan is None or candidate.plan.collectives:  # it takes runs that other ranks do not make
             continue
-        if candidate is not entry and is_recorded and len(candidate.key) == len(entry.key) == _WITH_STATE:
+        with_state = len(candidate.key) == len(entry.key) == _WITH_STATE
+        if candidate is not entry and candidate.facts is not None and is_recorded and with_state:
             found = _differing_places(captured, entry.key, candidate.key)
             if found:
-                return found
-    return []
+                places, then = zip(*found, strict=True)
+                return Changing(places, then, candidate.facts)
+    return None
 
 
 _NAMED, _SETTINGS, _WITH_STATE = 2, 5, 7
 """What a key that has state consists of: modes, arguments, what is named, modules, guards, settings, aliases."""
 
 
-def _differing_places(captured: Captured, key: Any, other: Any) -> list[InputPlace]:
-    same = [at for at in range(_WITH_STATE) if at not in (1, _NAMED, _SETTINGS)]
-    if any(key[at] != other[at] for at in same) or (key[1] != other[1] and not _numbers_in(key[1], other[1])):
+def _differing_places(captured: Captured, key: Any, other: Any) -> list[tuple[InputPlace, Number]]:
+    if any(key[at] != other[at] for at in range(_WITH_STATE) if at not in (_NAMED, _SETTINGS)):
         return []
-    places: list[InputPlace | None] = []
+    places: list[tuple[InputPlace, Number]] = []
     for at in (_NAMED, _SETTINGS):
         differing = _numbers_in(key[at], other[at])
         if key[at] != other[at] and not differing:
@@ -217,9 +249,11 @@ def _differing_places(captured: Captured, key: Any, other: Any) -> list[InputPla
                 if at == _NAMED
                 else captured.optimizers.keeper_of(part)
             )
-            places.append(None if kept is None else number_place(kept[2], kept[0], kept[1]))
-    found = [one for one in places if one is not None]
-    return found if len(found) == len(places) else []
+            place = None if kept is None else number_place(kept[2], kept[0], kept[1])
+            if place is None:
+                return []
+            places.append((place, number_of(other[at][part])))
+    return places
 
 
 def _numbers_in(parts: Sequence[Any], others: Sequence[Any]) -> list[int]:

@@ -70,6 +70,14 @@ class Written(Net):
         return x * self.weight * self.alpha
 
 
+class Advanced(Net):
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.weight * self.alpha
+        self.alpha = 0.25
+        return y
+
+
 def put_alpha(net: Net, value: Any) -> None:
     net.alpha = value
 
@@ -81,7 +89,7 @@ def put_temperature(net: Net, value: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "put", "lifts"),
     [(Attribute, put_alpha, True), (Deeper, put_temperature, True), (Read, put_alpha, False),
-     (Written, put_alpha, False)],
+     (Written, put_alpha, False), (Advanced, put_alpha, False)],
 )  # fmt: skip
 def test_attributes(kind: type[Net], put: Callable[[Net, Any], None], *, lifts: bool) -> None:
     eager, ours = kind(), kind()
