@@ -27,6 +27,7 @@ from capture.key.code_names import NamedKey, named_key
 from capture.key.signature import Binder, make_binder, sees_form, signature_of
 from capture.native import MISS, native
 from capture.observe import aoti_packages, source_location
+from capture.rules.compile_plan import compile_plan
 from capture.runtime import dispatch, fault_boundary
 from capture.runtime.captured import Captured, weakly
 from capture.runtime.fast_path import Shortcuts
@@ -263,10 +264,8 @@ def _capture(target: Any, options: dict[str, Any], *, method: bool | None = None
         raise AnnotationError(f"capture takes a callable, got {type(target).__qualname__}{_instead(target)}")
     if _handle_of(target) is not None:
         raise AnnotationError(f"{_name_of(target)} is captured already: remove one of the two")
-    code_of = inspect.unwrap(target)
-    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if any(is_kind(code_of) for is_kind in kinds):
-        raise AnnotationError(f"{_name_of(target)} is a generator or coroutine function; capture the work it calls")
+    if (kind := _suspended(target)) is not None:
+        return _uncaptured(target, options, kind, method=method)
     if isinstance(target, types.MethodType):
         return _function(target.__func__, options, receiver=target.__self__, keep=target)
     if isinstance(target, types.FunctionType):
@@ -276,6 +275,33 @@ def _capture(target: Any, options: dict[str, Any], *, method: bool | None = None
     if isinstance(call, types.FunctionType):
         return _function(call, options, receiver=target, keep=target)
     return _function(target, options, keep=target)
+
+
+def _suspended(target: Any) -> str | None:
+    """What a call of it gives in the place of a result, where its body runs in parts."""
+    code_of = inspect.unwrap(target)
+    kinds = {
+        "a coroutine": inspect.iscoroutinefunction,
+        "a generator": inspect.isgeneratorfunction,
+        "an asynchronous generator": inspect.isasyncgenfunction,
+    }
+    return next((name for name, is_kind in kinds.items() if is_kind(code_of)), None)
+
+
+def _uncaptured(target: Any, options: dict[str, Any], kind: str, *, method: bool | None) -> Any:
+    """The function as it is, once the user was told why. Others ask what kind of function it is, so nothing is put
+    around it. ``recordings`` and the others know it, where it can keep a state."""
+    function = target.__func__ if isinstance(target, types.MethodType) else target
+    is_method = bool(method) or isinstance(target, types.MethodType)
+    if method is None and isinstance(target, types.FunctionType):
+        is_method = _kind_of(target) is not _function
+    handle = _annotated(function, options, method=is_method, name=_name_of(target))
+    captured = Captured(handle.annotation, function, handle.binder, Shortcuts(), dispatch.call)
+    captured.report(compile_plan(handle.annotation, captured.bare_facts(suspends=kind)))
+    if isinstance(target, types.FunctionType):
+        handle.single = adopted(captured)
+        setattr(target, _HANDLE, handle)
+    return target
 
 
 def _code_of(function: Any) -> types.CodeType | None:

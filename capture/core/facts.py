@@ -514,6 +514,8 @@ class Facts:
     """The device's allocator, where it cannot put a pool's state back, so that every recording has its own pool."""
     around: str | None = None
     """What is around the call that has to see the body's own operators."""
+    suspends: str | None = None
+    """What a call of the function gives in the place of a result: a generator, or a coroutine."""
     unseen: tuple[CodeLocation | None, ...] = ()
     """Lines near which kernels were launched that no operator told of."""
     refused: str | None = None

@@ -123,7 +123,7 @@ def confirm(
     classify = Classifier(watched, watched.arguments)
     outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
     effects, effect_facts = effects_of(watched, classify)
-    output_facts = [output_info(one, watched.arguments) for one in outputs]
+    output_facts = [output_info(one, watched) for one in outputs]
     if [one.compared for one in output_facts] != [one.compared for one in wanted.facts.outputs]:
         return "the outputs are others"
     if (difference := other_result(wanted.facts.outputs, output_facts, watched.call)) is not None:

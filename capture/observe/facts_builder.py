@@ -37,6 +37,8 @@ from capture.key.tensor_meta import alias_groups, storage_of, tensor_info
 from capture.observe import gradient_uses, written_lines
 from capture.observe.described import MADE, DescribedRun, ImplicitInput, KeptEffect, KeptLeaf, kinds_of
 from capture.observe.kept_value import KeptReads
+from capture.observe.result_objects import is_copied, is_value
+from capture.observe.result_objects import told as told_object
 from capture.observe.returned_value import returned_at
 from capture.observe.run import ObservedRun, collections_of_old
 from capture.observe.trace import External, Produced, RunTrace
@@ -93,7 +95,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         defined_at=call.annotation.defined_at,
         runs=runs,
         placeholders=tuple(placeholders),
-        outputs=tuple(output_info(leaf, watched.arguments) for leaf in outputs),
+        outputs=tuple(output_info(leaf, watched) for leaf in outputs),
         effects=tuple(effect_facts),
         host_syncs=tuple(trace.syncs.values()),
         reads=tuple(trace.reads),
@@ -498,15 +500,17 @@ def _outputs(watched: ObservedRun, classify: Classifier) -> list[KeptLeaf]:
     return [evolve(leaf, read=reads[leaf.path]) if leaf.path in reads else leaf for leaf in leaves]
 
 
-def output_info(leaf: KeptLeaf, arguments: list[tuple[str, Any]]) -> OutputInfo:
+def output_info(leaf: KeptLeaf, watched: ObservedRun) -> OutputInfo:
     """One leaf of the result as plain data. The value of a number that every call reads anew is left out."""
     if leaf.read is not None:
         return OutputInfo(path=leaf.path, kind="python", value=_READ_ANEW)
-    source = arguments[leaf.source][0] if isinstance(leaf.source, int) else leaf.source
+    source = watched.arguments[leaf.source][0] if isinstance(leaf.source, int) else leaf.source
     if leaf.kind == "foreign" and odd_kind(leaf.value) is not None:
         return OutputInfo(path=leaf.path, kind="python", value="tensor")  # reported as what it is
     if isinstance(leaf.value, torch.Tensor):
         return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, tensor=tensor_info(leaf.value))
     held = objects.referent(leaf.value)
     told = repr(leaf.value)[:200] if held is None else f"weakref to {type(held).__qualname__}"
+    if held is None and not (is_value(leaf.value) or is_copied(leaf.value) or watched.had(leaf.value)):
+        told += told_object(leaf.value)
     return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, value=told)

@@ -90,6 +90,10 @@ class ObservedRun:
         static = {id(leaf) for path, leaf in self.call.paths() if self.call.is_static(path)}
         return self.gradients_read, self.changed, self.before, {id(leaf) for _, leaf in self.arguments} - static
 
+    def had(self, value: Any) -> bool:
+        """An argument, or Python state that was there before the run, is this very object."""
+        return any(one is value for _, one in self.before.sources.values())
+
     def rebuilt(self) -> list[Found]:
         """Places where the body put an equal container, or value, with the one before."""
         known = self.before.sources

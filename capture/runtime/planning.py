@@ -23,6 +23,7 @@ from capture.observe.collectives import registers_segments
 from capture.observe.described import DescribedRun
 from capture.observe.expectation import expected
 from capture.observe.facts_builder import describe
+from capture.observe.result_objects import are_of_this_process
 from capture.observe.run import ObservedRun
 from capture.plan_cache import store
 from capture.rules.compile_plan import compile_plan
@@ -238,8 +239,10 @@ def _says_no_more(plan: CapturePlan, known: CapturePlan) -> bool:
 
 
 def _is_of_this_run(facts: Facts | None) -> bool:
-    """What other ranks or the settings of NCCL say holds for this run of the program alone."""
-    return facts is not None and (facts.dissent is not None or any(one.registers_segments for one in facts.collectives))
+    """What other ranks, the settings of NCCL or the identity of objects say holds for this run of the program alone."""
+    if facts is None or facts.dissent is not None or are_of_this_process(facts):
+        return facts is not None
+    return any(one.registers_segments for one in facts.collectives)
 
 
 def save(captured: Captured, entry: Entry) -> None:

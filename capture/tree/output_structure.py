@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import array
 import copy
 import operator
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,13 +12,11 @@ from attrs import define, evolve, field, frozen
 
 from capture.key import objects, pytree
 from capture.key.code_names import MISSING
-from capture.key.numpy_arrays import is_array_type
 from capture.key.objects import Visit
+from capture.observe.result_objects import is_copied
 from capture.state import effects
 from capture.state.snapshot import Change
 from capture.state.source import Source
-
-_CHANGED_IN_PLACE = (set, bytearray, deque, array.array)
 
 
 class Slot:
@@ -340,7 +336,7 @@ class Structures:
                 return _own(source)
             if shape is not None:
                 return Again(shape.number, is_weak=True)
-            return Copied(number) if type(value) in _CHANGED_IN_PLACE or is_array_type(type(value)) else Slot(number)
+            return Copied(number) if is_copied(value) else Slot(number)
         if source is not None or id(value) in self.shapes:
             for _ in pytree.leaves(value, visit=visit):
                 next(self.numbers)

@@ -1,0 +1,9 @@
+"""When CG209 speaks, and when it keeps quiet."""
+
+from __future__ import annotations
+
+from capture.rules.case import Case
+from tests.support.samples import case
+
+FIRES: list[Case] = [case(suspends="a generator"), case(suspends="a coroutine")]
+NEAR_MISSES: list[Case] = [case(num_ops=2)]
