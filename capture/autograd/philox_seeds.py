@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from capture.observe.gradient_uses import nodes_above
 from capture.observe.probes.device_syncs import unnoticed
 from capture.observe.run import active_watch
+from capture.torch_private.autograd import nodes_above
 from capture.torch_private.capabilities import unseen
 
 _SEEDS = ("_saved_philox_seed", "_saved_philox_offset")

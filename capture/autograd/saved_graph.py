@@ -37,16 +37,19 @@ from capture.engines.base import Geometry
 from capture.key import pytree
 from capture.key.pytree import TENSOR_TYPES, result_leaves
 from capture.key.tensor_kind import refuses
-from capture.observe.gradient_uses import ends_of, hooks_off, nodes_above
+from capture.observe import shared_casts
+from capture.observe.gradient_uses import ends_of, hooks_off
 from capture.observe.probes.host_reads import no_gradient_reads
 from capture.state import body_run
 from capture.state.call import Call
 from capture.state.diff import changes
 from capture.state.snapshot import Change, Snapshot, carries_graph
+from capture.torch_private import autocast
 from capture.torch_private.autograd import (
     add_hook,
     donation_allowed,
     function_of,
+    nodes_above,
     stale_streams_overridden,
     writes_saved_tensors,
 )
@@ -280,6 +283,11 @@ class SavedGraph:
     wanted: tuple[int, ...] = ()
     """Positions of arguments, use by use."""
     parameters: tuple[torch.Tensor, ...] = ()
+    casts: tuple[torch.dtype | None, ...] = ()
+    """Of each of ``parameters`` that autocast casts, for all calls in a block around: what to. Its gradient is the
+    cast's."""
+    casts_alone: tuple[torch.dtype | None, ...] = ()
+    """The same where the casts are the body's own, as no other call of a block was seen to use them."""
     used_parameters: tuple[int, ...] = ()
     """Which of ``parameters``, by position, use by use."""
     given: tuple[int, ...] = ()
@@ -331,7 +339,7 @@ class SavedGraph:
     def form(self) -> tuple[Any, ...]:
         """Programs of the same form take the same tensors in the same order. Asked for once the body has run."""
         return (self.num_saved, self.given, len(self.held), self.wanted, self.used_parameters, len(self.outputs),
-                len(self.again.owners), self.branch)  # fmt: skip
+                len(self.again.owners), self.branch, self.casts)  # fmt: skip
 
     def follow(self, statics: dict[str, torch.Tensor]) -> None:
         """From now on a replay's Python state has these tensors, by path."""
@@ -499,7 +507,7 @@ class GraphSaver:
 
     def __init__(
         self, call: Call, values: tuple[Any, ...], before: Snapshot, wanted: Sequence[int], *, lends: bool = True,
-        original: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None
+        shares_casts: bool = False, original: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None
     ) -> None:  # fmt: skip
         self._call, self._before, self._lends, self._original = call, before, lends, original
         self._leaves = [leaf for _, leaf in call.paths(values)]
@@ -519,6 +527,12 @@ class GraphSaver:
         self._empty: dict[Any, torch.Tensor] = {}
         self._left: list[Change] | None = None
         """What the body left in Python state that is part of a graph, once that was looked for."""
+        self._in_autocast = shared_casts.is_in_a_block()
+        self._shares_casts = shares_casts
+        self._cast: dict[tuple[Any, int], torch.Tensor] = {}
+        """Leaves that autocast cast, in a block around the call, by the cast's place in the graph."""
+        self._casts: dict[tuple[Any, int], torch.Tensor] = {}
+        """The same, if the graph ends at the casts, as other calls of the block use them."""
         self._hooks: list[tuple[Any, SeveralUses]] = []
         """Of nodes, to be put there."""
 
@@ -576,7 +590,7 @@ class GraphSaver:
         with torch.enable_grad():
             ends = [_with_metadata(leaf) for leaf in attached]
         wanted, others = self._ends(ends)
-        inputs = [*[leaves[position] for position, _ in wanted], *[tensor for tensor, _, _ in others]]
+        inputs = [*[leaves[position] for position, _ in wanted], *self._receivers(others)]
         edges = [*[edge for _, edge in wanted], *[edge for _, _, edge in others]]
         made = live_graph.joined(
             [leaf.detach() for leaf in attached], [_edge_of(leaf) for leaf in ends], edges, inputs, hooks.check
@@ -617,23 +631,43 @@ class GraphSaver:
             for tensor in owned
             if not refuses(tensor) and tensor.grad_fn is not None
         }
-        ends = ends_of([leaf.grad_fn for leaf in attached], edges)
         aliases = {id(alias): position for position, alias in reversed(self._aliases.items())}
+        found = shared_casts.found_above(attached) if self._in_autocast else {}
+        self._cast = {place: leaf for place, leaf in found.items() if id(leaf) not in aliases}
+        self._shares_casts |= shared_casts.are_known(self._cast.values(), autocast.kept_around())
+        self._casts = self._cast if self._shares_casts else {}
+        ends = ends_of([leaf.grad_fn for leaf in attached], edges | self._casts)
         wanted = sorted(
             ((aliases[id(tensor)], edge) for tensor, edge in ends if id(tensor) in aliases), key=lambda pair: pair[0]
         )
         rest = [(tensor, edge) for tensor, edge in ends if id(tensor) not in aliases]
         return wanted, [(self._lent.get(id(tensor), (tensor, tensor))[1], tensor, edge) for tensor, edge in rest]
 
+    def _cast_to(self, edge: GradientEdge) -> torch.dtype | None:
+        """An end of the graph is a cast that calls in the block around share: what to."""
+        leaf = self._casts.get((edge.node, edge.output_nr))
+        return None if leaf is None else autocast.low_precision(leaf.device.type)
+
+    def _receivers(self, others: Sequence[tuple[torch.Tensor, torch.Tensor, GradientEdge]]) -> Sequence[torch.Tensor]:
+        casts = [self._cast_to(edge) for _, _, edge in others]
+        tensors = [tensor for tensor, _, _ in others]
+        return shared_casts.shared(tensors, casts) if any(casts) else tensors
+
     def _note_edges(self, attached: Sequence[torch.Tensor]) -> None:
         program, (wanted, others) = self.program, self._ends(attached)
         program.outputs = tuple(map(_edge_of, attached))
         program.parameters = tuple(tensor for tensor, _, _ in others)
+        program.casts = tuple(self._cast_to(edge) for _, _, edge in others) if self._casts else ()
+        if self._cast and not self._casts:
+            kinds = {id(leaf): autocast.low_precision(leaf.device.type) for leaf in self._cast.values()}
+            program.casts_alone = tuple(kinds.get(id(tensor)) for _, tensor, _ in others)
         program.inputs = (*[edge for _, edge in wanted], *[edge for _, _, edge in others])
         program.uses = self._note_uses(attached)
         program.wanted = tuple(wanted[number][0] for number in program.uses if number < len(wanted))
         program.used_parameters = tuple(number - len(wanted) for number in program.uses if number >= len(wanted))
-        foreign = [(lent, edge.node) for _, lent, edge in others if id(lent) not in self._lent]
+        foreign = [
+            (lent, edge.node) for _, lent, edge in others if id(lent) not in self._lent and self._cast_to(edge) is None
+        ]
         program.foreign = tuple(node for _, node in foreign)
         program.foreign_ends = tuple(self._told(tensor) for tensor, _ in foreign)
         nodes = list(nodes_above(attached))

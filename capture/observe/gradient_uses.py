@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from capture.observe.run import ObservedRun
 from capture.observe.trace import External
 from capture.state.snapshot import Change, carries_graph
 from capture.state.source import Source
+from capture.torch_private.autograd import nodes_above
 
 _RECOMPUTES = "CheckpointFunctionBackward"
 Arguments = Callable[[torch.UntypedStorage], Sequence[tuple[int, torch.Tensor]]]
@@ -180,18 +181,6 @@ def ends_of(
                 else:
                     stack.append(node)
     return [(tensor, GradientEdge(node, number)) for (node, number), tensor in ends.items()]
-
-
-def nodes_above(ends: Sequence[torch.Tensor], left_out: Iterable[Any] = ()) -> Iterator[Any]:
-    """The nodes of a graph from these tensors on, without the ``known`` ones and what only they lead to."""
-    seen = {None, *left_out}
-    stack: list[Any] = [tensor.grad_fn for tensor in ends]
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            yield node
-            stack.extend(above for above, _ in node.next_functions)
 
 
 def saved_above(ends: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -19,7 +19,7 @@ from capture.core import forks
 from capture.core.facts import Effect, HostWork
 from capture.key.pytree import PLAIN_TYPES
 from capture.native import native
-from capture.observe import host_draws, islands, source_location, written_lines
+from capture.observe import host_draws, islands, shared_casts, source_location, written_lines
 from capture.observe.aoti_packages import packages
 from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.probes.device_constants import constants_on_host
@@ -83,6 +83,13 @@ class ObservedRun:
     """As they were before: objects that are younger than the run are none of the old ones if there was none since."""
     by_islands: list[Change] = field(factory=list)
     """What islands changed in Python state, with the values that they left."""
+
+    shares_casts: bool = False
+    """In the block of autocast around it other calls cast weights that it casts, too."""
+
+    def keep_casts(self) -> None:
+        """The body is over, and autocast has what it cast."""
+        self.shares_casts = shared_casts.keep(self.result)
 
     def gradient_uses(self) -> tuple[list[torch.Tensor], list[Change], Snapshot, set[int]]:
         """What tells which gradients the body depends on: tensors whose ``grad`` it read, changes, the state before,
@@ -186,6 +193,7 @@ def _run_watched(
     try:
         with contextlib.ExitStack() as around:
             quietly = watch.quietly
+            around.enter_context(own_autocast_cache(quietly(watched.keep_casts)))
             resized = quietly(watch.note_resized)
             note_sync, exported, form = quietly(watch.note_sync), quietly(watch.note_export), quietly(watch.note_form)
             around.enter_context(host_reads(note_sync, watch.read_on_host, exported, resized))
@@ -198,7 +206,6 @@ def _run_watched(
             around.enter_context(handles_watched(quietly(watch.note_unsafe), before.modules))
             around.enter_context(constants_on_host())
             around.enter_context(autocast_switches(watch.autocast))
-            around.enter_context(own_autocast_cache())
             reads = gradient_reads(watch.dropping(watched.versions), _tensors_before(watched))
             watched.gradients_read = around.enter_context(reads)
             around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))

@@ -145,6 +145,8 @@ class Captured:
     unreached: Unreached = field(factory=Unreached, init=False)
     sizes: Sizes | None = field(default=None, init=False)
     """The sizes of its calls, if the annotation has buckets."""
+    shares_casts: bool = field(default=False, init=False)
+    """In a block of autocast other calls use weights that this function's calls use."""
     lifted: list[Any] = field(factory=list, init=False)
     """``Lifted`` recordings, which serve all values of some numbers."""
     read_numbers: set[str] = field(factory=set, init=False)

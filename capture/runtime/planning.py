@@ -106,6 +106,7 @@ def _watch(
             watched = run.run_watched(call, dispatch_mode.ObserveMode(undo=undo))
         if forgets:
             call.forget_run()
+        captured.shares_casts = captured.shares_casts or watched.shares_casts
         captured.optimizers.note(watched.before, call.function, (call.receiver, *call.values))
         captured.optimizers.note_gradients(*watched.gradient_uses())
         on_cpu = all(one.startswith(("cpu", "meta")) for one in watched.watch.trace.devices)

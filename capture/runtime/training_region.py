@@ -38,7 +38,7 @@ from capture.key.pytree import TENSOR_TYPES, replace_leaves, result_leaves
 from capture.key.signature import Leaf, make_binder
 from capture.native import MISS
 from capture.observe import run as run_module
-from capture.observe import source_location
+from capture.observe import shared_casts, source_location
 from capture.observe.capture_lock import PATIENCE, capture_lock
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import fault
@@ -167,9 +167,11 @@ class Region:
         watch = run_module.active_watch()
         before = watch.before if watch is not None else snapshot.snapshot(call.roots())
         original = {} if watch is None else {"original": watch.original}
-        saver = GraphSaver(call, values, before, self._wanted, lends=self._lends, **original)
+        shares = self._captured.shares_casts
+        saver = GraphSaver(call, values, before, self._wanted, lends=self._lends, shares_casts=shares, **original)
         saver.program.owner = self
         pair = saver.run(values, self._empty)
+        self._captured.shares_casts = shares or any(saver.program.casts)
         if watch is not None and watch.trace.reads:
             saver.program.branch = None
         if saver.obstacle:
@@ -260,7 +262,12 @@ class Region:
                 frame.owners = [one() for one in program.again.owners]
                 frame.states = program.again.states(pair.begin_state, is_replay=is_replay)
             wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
-            uses = [parameters[number] for number in program.used_parameters]
+            receivers: Sequence[torch.Tensor] = parameters
+            if any(program.casts):
+                receivers = frame.casts = shared_casts.shared(parameters, program.casts)
+            elif program.casts_alone and shared_casts.meets_others(parameters, program.casts_alone):
+                self._note_obstacle("calls of one block of autocast share weights, which is new")
+            uses = [receivers[number] for number in program.used_parameters]
             if program.apart:
                 frame.handles = {
                     position: higher_order.handle(wanted[position])
@@ -300,7 +307,7 @@ class Region:
 
     def _deposits(self, program: SavedGraph) -> bool:
         if program.deposits is None:
-            program.deposits = accumulate_grad.are_leaves(program.now_parameters)
+            program.deposits = not any(program.casts) and accumulate_grad.are_leaves(program.now_parameters)
         return program.deposits and accumulate_grad.may_deposit()
 
     def gradients(
@@ -496,6 +503,7 @@ class Frame:
         "_region",
         "anchor",
         "attached",
+        "casts",
         "handles",
         "higher",
         "inner",
@@ -516,6 +524,8 @@ class Frame:
         self.kept, self.attached = kept, attached
         self.handles: Mapping[int, torch.Tensor] = _NO_HANDLES
         """Have the places of inputs, by position, in the caller's graph that the node does not save itself."""
+        self.casts: Sequence[torch.Tensor] = ()
+        """Have the places of weights that autocast cast."""
         self.higher: Callable[[], _Higher | None] = _nothing
         """The gradients of its gradients, while a graph of those is alive, which knows this node."""
         self.anchor: accumulate_grad.Anchor | None = None
@@ -557,7 +567,7 @@ class Frame:
         program, count = self._program, len(self._program.wanted)
         self._region.note_higher_order()
         saved = tensors[len(self.inner) :]
-        sources = [*saved, *program.now_parameters]
+        sources = [*saved, *program.now_parameters, *self.casts]
         if self.anchor is None:
             inputs = higher_order.inputs_of(node, len(program.uses), sources, self.handles)
         else:

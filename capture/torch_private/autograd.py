@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,18 @@ keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_grap
 code writes into would then be seen by a second pass."""
 TELLS_KEEP_GRAPH = keeps_graph is not _graph_is_freed
 """torch tells. Else autograd alone knows when what a pass needs may go."""
+
+
+def nodes_above(ends: Sequence[torch.Tensor], left_out: Iterable[Any] = ()) -> Iterator[Any]:
+    """The nodes of a graph from these tensors on, without the ``known`` ones and what only they lead to."""
+    seen = {None, *left_out}
+    stack: list[Any] = [tensor.grad_fn for tensor in ends]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            stack.extend(above for above, _ in node.next_functions)
 
 
 def function_of(node: Any) -> type | None:

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import get_default_nowrap_functions
 
 from capture.observe.probes.host_arguments import host_arguments
-from capture.torch_private import devices
+from capture.torch_private import autocast, devices
 from capture.torch_private.checkpoints import is_asking, is_checkpoint
 from capture.torch_private.monkeypatch import is_asked_by_users, replaced
 from capture.torch_private.threads import others_may_run
@@ -205,11 +205,12 @@ def autocast_switches(state: dict[str, bool]) -> Iterator[None]:
 
 
 @contextmanager
-def own_autocast_cache() -> Iterator[None]:
+def own_autocast_cache(at_end: Callable[[], None]) -> Iterator[None]:
     """Weights that autocast casts are kept for the body alone, in a block of the caller's: one that was cast outside
     would be frozen, one cast inside would outlive the recording. Within the body they are shared as in eager code,
-    which adds up the gradients of all uses in the low precision. The cache is the process's: where other threads may
-    use it, it is left alone, and the body does without. Blocks that the body opens take their casts with them."""
+    which adds up the gradients of all uses in the low precision; ``at_end`` is called while they are there. The cache
+    is the process's: where other threads may use it, it is left alone, and the body does without. Blocks that the body
+    opens take their casts with them."""
     if not devices.autocast_depth() and not _autocast_is_on():
         yield
         return
@@ -217,11 +218,9 @@ def own_autocast_cache() -> Iterator[None]:
         with no_autocast_cache():
             yield
         return
-    torch.clear_autocast_cache()
-    try:
+    with autocast.cleared():
         yield
-    finally:
-        torch.clear_autocast_cache()
+        at_end()
 
 
 @contextmanager
