@@ -28,7 +28,7 @@ def python_path(first: Path = ROOT) -> str:
 
 
 def run_python(
-    program: str | Path, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT, timeout: float = 120
+    program: str | Path, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
     """Runs code (as ``python -c``) or a file in a new process that has torch imported already.
 
@@ -40,7 +40,7 @@ def run_python(
         files = [os.path.join(folder, name) for name in ("out", "err")]
         request = {
             "program": str(program), "is_file": isinstance(program, Path), "arguments": arguments, "files": files,
-            "env": dict(os.environ if env is None else env), "cwd": str(cwd),
+            "env": dict(os.environ if env is None else env), "cwd": os.getcwd(),
         }  # fmt: skip
         server = _server()
         assert server.stdin is not None
