@@ -41,6 +41,7 @@ from capture.tree.thread_trees import tree_for
 from capture.tree.tree import Tree
 
 _lifting = threading.Lock()
+_MOST_PLACES = 16  # that are read in each call
 _MOST_LIFTED = 15  # recordings of one function: for its shapes, modes and threads
 
 
@@ -85,6 +86,8 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     plain = captured.sizes is None and not captured.is_backward and entry.region is None
     if not plain or not tree.backend.lifts_numbers or tree.path or tree.warm:
         return False
+    if len(captured.binder.places) >= _MOST_PLACES:
+        return False
     changing = numbers.changing_places(captured, entry)
     if changing is None or not captured.read_numbers.isdisjoint(one.path for one in changing.places):
         return False
@@ -102,9 +105,9 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     captured.take_inputs(places)
     paths = ", ".join([one.path for one in places])
     captured.log.add("drop", f"{paths}: another number in each call, an input from now on")
-    captured.budget.keys.clear()
     forget(captured, entry, tree)
     captured.retire()
+    captured.budget.start_anew()  # what was tried had keys that no call has any more
     return True
 
 

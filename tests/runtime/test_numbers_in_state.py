@@ -22,8 +22,7 @@ SPECIAL = [0.0, 1.0, 2.0, 0.5, math.nan, math.inf, -1.0, 3, True, -0.0, 5]
 
 
 @pytest.fixture(autouse=True)
-def _every_recording_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("CAPTURE_DROP_SLOW", "0")
+def _no_plans() -> Iterator[None]:
     with config.patch(cache=False):
         yield
 
@@ -190,6 +189,12 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], bool]] = {
     "groups": (lambda p: torch.optim.SGD([{"params": p[:2], "lr": 0.3}, {"params": p[2:], "lr": 0.1}]), True),
     "adamw": (lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1), False),
 }
+
+
+def test_what_was_tried_before_leaves_time_to_lift() -> None:
+    with config.patch(drop_slow=True):
+        f = trained(OPTIMIZERS["sgd"][0], 12)
+    assert is_lifted(f) == LIFTS
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
