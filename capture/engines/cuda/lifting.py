@@ -257,6 +257,8 @@ class GraphNumbers:
     """The numbers that the graph was captured with."""
     _alike: tuple[int, ...] = ()
     """Numbers that could not be told apart from others follow those; which ones they are like."""
+    _next: tuple[tuple[Number, ...], list[tuple[bytes, ...]]] | None = field(default=None, init=False)
+    """The numbers that were asked for last, and what stands for them in each node."""
     _now: tuple[Number, ...] | None = field(init=False)
     """Those that it has now; None while some of them are set."""
     _slots: list[_Slot] = field(init=False)
@@ -293,7 +295,13 @@ class GraphNumbers:
                 return False
             if torch.float16 in self._kinds and not is_normal(value, 2.0**-14, 65504.0):
                 return False
-        return self._wanted(self._places, values) is not None
+        return self._encode(tuple(values))
+
+    def _encode(self, values: tuple[Number, ...]) -> bool:
+        wanted = [self._wanted(slot.places, values) for slot in self._slots]
+        known = [one for one in wanted if one is not None]
+        self._next = (values, known) if len(known) == len(wanted) else None
+        return self._next is not None
 
     def put(self, values: Sequence[Number]) -> bool:
         """See there."""
@@ -307,14 +315,21 @@ class GraphNumbers:
         return True
 
     def _set(self, values: Sequence[Number]) -> bool:
-        wanted = [self._wanted(slot.places, values) for slot in self._slots]
+        values = tuple(values)
+        if (self._next is None or self._next[0] != values) and not self._encode(values):
+            return False
+        assert self._next is not None
+        wanted = self._next[1]
+        if cuda.current_device() == self._pool.index:
+            return self._set_here(wanted)
         with torch.cuda.device(self._pool.device):
-            if self._executable is None:
-                self._use_executable()
-            return all(
-                one is not None and slot.set(self._executable, one)
-                for slot, one in zip(self._slots, wanted, strict=True)
-            )
+            return self._set_here(wanted)
+
+    def _set_here(self, wanted: Sequence[tuple[bytes, ...]]) -> bool:
+        if self._executable is None:
+            self._use_executable()
+        executable = self._executable
+        return all(slot.set(executable, one) for slot, one in zip(self._slots, wanted, strict=True))
 
     def _use_executable(self) -> None:
         """Set numbers in the graph that was instantiated last, once that is on the device. It has the recorded ones."""

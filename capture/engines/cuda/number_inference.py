@@ -64,6 +64,8 @@ class NumberPlace:
 
     def encoded(self, value: Number) -> bytes | None:
         """What stands there for a value; None if that cannot be told."""
+        if len(self.forms) == 1:
+            return encode(self.forms[0][1], value)
         told = [(begin - self.offset, encode(form, value)) for begin, form in self.forms]
         whole = told[0][1]
         if whole is None:

@@ -221,6 +221,7 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> Graph:
     monkeypatch.setattr(graph_edges, "upload", lambda executable, stream: one.uploads.append((executable, stream)))
     monkeypatch.setattr("capture.engines.cuda.lifting.torch.cuda.device", lambda device: _Nothing())
     monkeypatch.setattr("capture.engines.cuda.lifting.cuda.raw_stream", lambda index: 0)
+    monkeypatch.setattr("capture.engines.cuda.lifting.cuda.current_device", lambda: 0)
     return one
 
 
