@@ -412,7 +412,7 @@ class Verification:
 class BucketRefusal:
     """Calls of one size cannot be padded to a size that is recorded."""
 
-    kind: Literal["differs", "raises", "writes", "aliases", "reads", "gradients"]
+    kind: Literal["differs", "raises", "writes", "aliases", "reads", "gradients", "communicates"]
     path: str = ""
     """The result, or the argument."""
     detail: str = ""

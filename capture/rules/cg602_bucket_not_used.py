@@ -2,7 +2,8 @@
 
 ## What it does
 Reports what a padded call, under `buckets=`, did otherwise than the unpadded body: another value in a result or in
-memory that the body writes, an error, a result on the memory of an argument, a value that the host reads.
+memory that the body writes, an error, a result on the memory of an argument, a value that the host reads. A body with
+collectives is not padded at all: comparing takes runs that other ranks do not make.
 
 ## Why it matters
 Such calls keep their own size: each one is recorded by itself, as without `buckets=`, up to `max_recordings` of them.
@@ -50,6 +51,7 @@ _FIXES = {
     "aliases": ("return a copy: x.clone()  (one copy)",),
     "reads": ("move what reads the value out of the captured function  (no cost)",),
     "gradients": ("call it under torch.no_grad(), or leave out buckets= where it is trained  (no cost)",),
+    "communicates": ("capture what lies between the collectives apart, with buckets=  (more launches)",),
 }
 
 
@@ -62,6 +64,7 @@ def _what(refusal: BucketRefusal) -> str:
         "aliases": f"{path} lies in memory that the call was given",
         "reads": "the body reads values on the host, and changes something",
         "gradients": "results need gradients",
+        "communicates": "other ranks take part in the body, and would have to run it for each comparison, too",
     }[refusal.kind]
 
 

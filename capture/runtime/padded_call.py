@@ -35,6 +35,7 @@ from capture.runtime.undone_runs import bring_to_replay
 from capture.runtime.verdict import Verdict
 from capture.state import body_run
 from capture.state.body_run import BodyRun
+from capture.torch_private.distributed import groups_exist
 from capture.tree.thread_trees import tree_for
 from capture.tree.tree import Tree
 
@@ -46,7 +47,12 @@ def replay_padded(captured: Captured, values: Values, now: Here, size: Size) -> 
     the call but such a replay: watched and recorded, it is undone. ``MISS``: the call keeps its own size."""
     padded = PaddedCall.of(captured, values, size)
     outer, inner = body_run.current(), BodyRun()
-    if outer is None:
+    communicates = None if outer is None else _communicates(captured)
+    if outer is None or communicates is None:
+        return MISS
+    if communicates:
+        _not_padded(captured, padded.refusal("communicates"))
+        size.let_rest()
         return MISS
     for _ in range(RETRIES + 1):
         try:
@@ -75,6 +81,15 @@ def replay_padded(captured: Captured, values: Values, now: Here, size: Size) -> 
     if captured.annotation.verify != "always":
         _add_way(captured, padded, outcome, proof, count, now)
     return result
+
+
+def _communicates(captured: Captured) -> bool | None:
+    """The body has collectives. Other ranks would take those of runs that are undone for their own. None: a call of its
+    own size has to tell first."""
+    plans = [plan for entry in captured.entries() for plan in entry.plans()]
+    if any(plan.collectives for plan in plans):
+        return True
+    return False if plans or not groups_exist() else None
 
 
 def _padded_node(captured: Captured, padded: PaddedCall, now: Here) -> PaddedNode | BucketRefusal | Tree | None:

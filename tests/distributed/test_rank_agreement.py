@@ -377,6 +377,18 @@ def has_other_numbers_alone(rank: int) -> None:
             right(step, number, kind(number if rank == 1 else 0))
 
 
+def pads_alone(rank: int) -> None:
+    """One rank has `buckets=`: to compare padded calls takes runs that the other does not make."""
+    step: Step = capture(summing().__wrapped__, buckets={"x": {0: (4, 8)}}) if rank == 1 else summing()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CaptureWarning)
+        for number in range(12):
+            shape = (3 + number % 4,)
+            expected = torch.full(shape, 1.5 * (2 * number + 1) + 1)
+            assert torch.equal(step(torch.full(shape, float(number + rank))), expected), number
+    assert ["other ranks take part in the body" in text for text in said(caught)] == [True] * rank
+
+
 def makes_room_alone(rank: int) -> None:
     """One rank may keep fewer recordings, so that one key drives another out there and not in the other rank."""
     step = capture(summing().__wrapped__, max_recordings=2 - rank)
@@ -414,7 +426,8 @@ ONE_FALLS_OUT = (raises_in_its_recording, is_stopped_in_its_recording, gives_up_
 SCENES = (
     collectives,
     fails_to_record, is_eager_by_plan, raises_where_asked, other_keys, random_schedules, verifies, warms_up,
-    answers_late, plans_from_disk, reads_between_collectives, has_other_numbers_alone, *ONE_FALLS_OUT, group_ends,
+    answers_late, plans_from_disk, reads_between_collectives, has_other_numbers_alone, pads_alone,
+    *ONE_FALLS_OUT, group_ends,
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ FIRES: list[Case] = [
     case(bucket=BucketRefusal(kind="aliases", path="output", sizes=_SIZES)),
     case(bucket=BucketRefusal(kind="reads", sizes=_SIZES)),
     case(bucket=BucketRefusal(kind="gradients", sizes=_SIZES)),
+    case(bucket=BucketRefusal(kind="communicates", sizes=_SIZES)),
 ]
 NEAR_MISSES: list[Case] = [
     case(annotation(buckets=Buckets((Symbol("x.0", (4,)),), (BucketedArgument("x", ((0, 0),), 0),)))),
