@@ -43,9 +43,9 @@ class Config:
     strict: bool = False
     """What goes wrong inside this library is raised (``CAPTURE_STRICT=1``), for its tests. Else the call is eager."""
     memory_limit: float = 0.9
-    """What pools and recorded graphs of all threads may take on one device at the end of every call: bytes, or up to 1
-    a share of its memory. A recording that would exceed it, as far as a watched run tells, is not made (CG907); one
-    that turns out larger goes. During a call the excess is at most what that one recording takes."""
+    """What pools, recorded graphs and copies for undo of all threads may take on one device at the end of every call:
+    bytes, or up to 1 a share of its memory. A recording that would exceed it, as far as a watched run tells, is not
+    made (CG907); one that turns out larger goes. During a call the excess is at most what that one recording takes."""
     max_recordings: int = 4096
     """Recordings of all functions, in all threads together, on one device."""
     schedule_after: int = 20
@@ -64,6 +64,10 @@ class Config:
     """Codes of findings that raise ``UncapturableError``, as in a test of a model's own (``CAPTURE_REFUSE=CG201``)."""
     skip_warmup: bool = False
     """Record on the first call, without a watched run before it (the recording itself is watched)."""
+
+    def memory_of(self, device_bytes: int) -> float:
+        """Bytes of a device with so many that ``memory_limit`` allows."""
+        return self.memory_limit * device_bytes if self.memory_limit <= 1 else self.memory_limit
 
 
 class ConfigPatch(TypedDict, total=False):

@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 
 from capture.core.facts import Drift, SequenceChange
 from capture.core.schedule import Schedule
-from capture.engines.undo import Undo
+from capture.engines.undo import Places, Undo
 from capture.observe.described import DescribedRun
 from capture.observe.expectation import Expectation
 from capture.observe.islands import Before
@@ -281,6 +281,10 @@ class Recording(Protocol):
 
 class SegmentedRecording(Recording, Protocol):
     """A recording with ``reads``. Grad mode is off in all that is called here for a replay."""
+
+    @property
+    def kept_places(self) -> Places:
+        """The memory that ``keep`` copies."""
 
     def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
         """Keep what its segments change before the last break, and the caller can see."""

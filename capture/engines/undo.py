@@ -9,13 +9,23 @@ from typing import Any, Protocol
 import torch
 from attrs import define, field
 
+from capture.core import config
 from capture.torch_private.capabilities import copy_all
 
-MOST_UNDO = 1 << 28
-"""Bytes. A body that has written more of the caller's memory before it reads a value is not recorded in segments: the
-copies would be made in every replay."""
+LEAST_UNDO, UNDO_SHARE = 1 << 28, 8
 _WORD = 8
 _set = torch.Tensor.set_  # torch's own, whatever a watched body finds there
+
+
+def most_undo(memory_bytes: int) -> int:
+    """Bytes that the copies of one recording may take. A body that has written more of the caller's memory before it
+    reads a value is not recorded in segments.
+
+    Copies are made in every replay, but the body reads and writes those bytes as well, so that they take a part of its
+    time, whatever its size. So what counts is the room: an eighth of what recordings may take (``memory_limit``) of the
+    ``memory_bytes`` of the device, and 256 MiB on small ones. They count for ``memory_limit`` as graphs do.
+    """
+    return max(LEAST_UNDO, int(config.current().memory_of(memory_bytes) / UNDO_SHARE))
 
 
 class Overlays(Protocol):

@@ -14,10 +14,13 @@ turns out larger goes, and it is known from then on how much it needs.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from typing import cast
 
 from capture.core import config as _config
 from capture.core.facts import MemoryForecast
 from capture.core.findings import Policy
+from capture.engines.base import SegmentedRecording
 from capture.native import native
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
@@ -52,8 +55,7 @@ def makes_room(captured: Captured, entry: Entry, tree: Tree) -> bool:
 
 def _limit(tree: Tree) -> float:
     """Bytes that recordings of all threads may take on its device."""
-    limit = _config.current().memory_limit
-    return limit * tree.backend.memory_bytes() if limit <= 1 else limit
+    return _config.current().memory_of(tree.backend.memory_bytes())
 
 
 def forecast(captured: Captured, entry: Entry, call: Call, tree: Tree) -> MemoryForecast | None:
@@ -84,17 +86,16 @@ def keep_within_limits(tree: Tree, entry: Entry, before: int) -> None:
     config, limit = _config.current(), _limit(tree)
     others, pool = bytes_of_others(tree), tree.pool.reserved_bytes()
     nodes = tree.recordings()
-    graphs = sum(node.recording.graph_bytes for node in nodes if node.recording is not None)
+    beside = _bytes_beside(nodes)
     idle = sorted((node for node in nodes if node not in tree.path), key=lambda node: node.last_used)
-    while graphs and others + pool + graphs > limit:
+    while beside and others + pool + beside > limit:
         last = next((node for node in idle if node.recording is not None and not node.children), None)
         if last is None:
             break
-        assert last.recording is not None
-        graphs -= last.recording.graph_bytes
         evict(last.function, last, tree)
+        beside = _bytes_beside(nodes)
     _keep_number(tree, config.max_recordings)
-    if others + pool + graphs > limit:
+    if others + pool + beside > limit:
         for node in walk(tree.root):
             if node.log is not None:
                 node.log.counters.evictions += 1
@@ -102,8 +103,17 @@ def keep_within_limits(tree: Tree, entry: Entry, before: int) -> None:
         if pool > before:  # this recording needed that much
             entry.needs = max(entry.needs, pool - sum(block.nbytes for block in tree.beside))
         tree.retire()
-        pool = graphs = tree.count = 0
-    tree.nbytes = pool + graphs
+        pool = beside = tree.count = 0
+    tree.nbytes = pool + beside
+
+
+def _bytes_beside(nodes: Sequence[Node]) -> int:
+    """Bytes that these recordings take beside the pool: graphs, and copies for undo, which those share that write the
+    same memory."""
+    recordings = [node.recording for node in nodes if node.recording is not None]
+    kept = {cast(SegmentedRecording, one).kept_places for one in recordings if one.reads}
+    graphs = sum([one.graph_bytes for one in recordings])
+    return graphs + sum([nbytes for places in kept for _, nbytes in places])
 
 
 def _keep_number(tree: Tree, most: int) -> None:

@@ -35,7 +35,7 @@ from capture.engines.cpu.tape import (
 )  # fmt: skip
 from capture.engines.island_arguments import template_of
 from capture.engines.staging import InputGroup, over, put_back, stage
-from capture.engines.undo import MOST_UNDO
+from capture.engines.undo import most_undo
 from capture.key.modes import here
 from capture.key.tensor_meta import span_bytes
 from capture.observe import collectives
@@ -148,7 +148,7 @@ class CpuBackend:
                 tape.name_owner(implicit.path, implicit.owners[0][1])
         kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
         failure = recorder.failure or _unresolved(kept, recorder)
-        if failure is None and tape.undo_bytes() > MOST_UNDO:
+        if failure is None and tape.undo_bytes() > most_undo(self.memory_bytes()):
             failure = f"{tape.undo_bytes()} bytes are written before the host reads a value, and would have to be kept"
         blocks = tuple(recorder.block_of(leaf.value) if leaf.kind == "fresh" else None for leaf in kept)
         if failure is None:

@@ -21,7 +21,7 @@ from capture.engines.copy_out import OutputCopies
 from capture.engines.cpu.answers import Answers
 from capture.engines.cpu.tape import Leaf, Register, Stop, Tape, TapeMemory, TapeStep, registers_in
 from capture.engines.island_arguments import filled
-from capture.engines.undo import KeptMemory, Undo, kept_memory
+from capture.engines.undo import KeptMemory, Places, Undo, kept_memory, places_of
 from capture.native import native
 from capture.observe.islands import Before, Place
 from capture.observe.returned_value import RETURNED
@@ -93,7 +93,12 @@ class SegmentedTape(Tape):
 
     def undo_bytes(self) -> int:
         """Bytes of the caller's memory that every replay has to keep a copy of."""
-        return sum(one.nbytes() for one in self._written.storages())
+        return sum(nbytes for _, nbytes in self.kept_places)
+
+    @property
+    def kept_places(self) -> Places:
+        """See ``SegmentedRecording``."""
+        return places_of(self._written.storages())
 
     @override
     def compile(

@@ -27,7 +27,7 @@ from capture.engines.cuda.island_break import IslandBreak, Owner
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.streams import order_draws
 from capture.engines.staging import Staging, over
-from capture.engines.undo import MOST_UNDO, KeptMemory, Undo
+from capture.engines.undo import LEAST_UNDO, KeptMemory, Undo, most_undo
 from capture.key.tensor_meta import span_bytes
 from capture.observe.break_notes import IslandBegin
 from capture.observe.islands import Outcome, perform
@@ -156,7 +156,7 @@ class SegmentRun:
         self._pause(trace, copies, constants, draws=draws)
         storages = [one.storage for one in self._outside(trace)]
         free, _ = torch.cuda.mem_get_info(self._pool.device)
-        if sum(storage.nbytes() for storage in storages) > max(free // 2, MOST_UNDO):
+        if sum(storage.nbytes() for storage in storages) > max(free // 2, LEAST_UNDO):
             raise RefusedError("the body uses more memory before an island than can be kept until it ran")
         with torch.no_grad():
             self._undo.keep(storages, ())
@@ -264,11 +264,17 @@ class SegmentRun:
         written = [one for one in self._outside(trace) if one.mutation is not None or id(one.storage) in trace.lent]
         blocks = {Block(one.storage.data_ptr(), one.storage.nbytes()) for one in written}
         nbytes = sum(block.nbytes for block in blocks)
-        if nbytes > MOST_UNDO:
+        if not self._may_keep(nbytes):
             raise RefusedError(f"{nbytes} bytes are written before the host reads a value, and would have to be kept")
         generators = self._capture.generators() if draws or any(self.draws) else []
         generators = list({generator_id(one): one for one in (*self._generators, *generators)}.values())
         self.written = Written(tuple(blocks), tuple(self._owners_of(written)), tuple(generators))
+
+    def _may_keep(self, nbytes: int) -> bool:
+        """Many bytes only where that leaves half of what is free now."""
+        if nbytes > most_undo(torch.cuda.get_device_properties(self._pool.device).total_memory):
+            return False
+        return nbytes <= LEAST_UNDO or nbytes <= torch.cuda.mem_get_info(self._pool.device)[0] // 2
 
     def _launch(
         self, copies: Sequence[DeviceCopy], constants: Sequence[DeviceConstant], launch: Callable[[], None], *,

@@ -12,7 +12,7 @@ from capture.engines.base import BoundInput, Found, IslandCall, Move, NumbersToL
 from capture.engines.cuda.replay import CudaRecording, Step
 from capture.engines.cuda.segment_run import SegmentRun, Told, copy_in_late, keep
 from capture.engines.cuda.streams import order_draws
-from capture.engines.undo import KeptMemory, Undo, kept_memory
+from capture.engines.undo import KeptMemory, Places, Undo, kept_memory
 from capture.native import native
 from capture.torch_private import cuda
 
@@ -61,6 +61,11 @@ class SegmentedGraphs(CudaRecording):
                 copy_in_late(device_copy, leaves)
         self._late = []
         self._segments[-1](leaves)
+
+    @property
+    def kept_places(self) -> Places:
+        """See ``SegmentedRecording``."""
+        return tuple([(block.address, block.nbytes) for block in self._written.blocks])
 
     def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
         """See ``SegmentedRecording``."""
