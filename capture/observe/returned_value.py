@@ -292,6 +292,8 @@ def _stack(steps: Sequence[dis.Instruction]) -> list[Value]:
             stack = []
         elif step.opname in _LOADS:
             stack += [_Name("local", name) for name in _names(step)]
+        elif step.opname == "COPY":
+            stack.append(stack[-(step.arg or 1)] if (step.arg or 1) <= len(stack) else None)
         else:
             takes = _taken_by(step)
             takes = max(-dis.stack_effect(step.opcode, step.arg), 0) if takes is None else takes
@@ -389,6 +391,11 @@ def _put_elsewhere(step: dis.Instruction, stack: Sequence[Value]) -> tuple[tuple
         if name.steps[-1:] != (("attribute", "append"),):
             return None
         return (*below, None), _Stored("append", evolve(name, steps=name.steps[:-1]), None, _count(taken[-1]))
+    if step.opname == "BINARY_OP" and step.argrepr == "+=" and isinstance(taken[1], _Made):
+        grown, is_list = taken[0], not any(isinstance(key, str) for key, _ in taken[1].members)
+        if not isinstance(grown, _Name) or not is_list:
+            return None
+        return (*below, grown), _Stored("append", grown, None, _count(taken[1]))
     if step.opname == "STORE_ATTR" and isinstance(taken[1], _Name) and isinstance(taken[0], _Read):
         return below, _Stored("attribute", taken[1], step.argval, 1)
     if step.opname == "STORE_SUBSCR" and isinstance(taken[0], _Read) and isinstance(taken[1], _Name):

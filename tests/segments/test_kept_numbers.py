@@ -59,6 +59,18 @@ def appended_and_returned() -> Program:
     return kept(body, losses)
 
 
+def added_lists() -> Program:
+    log: dict[str, list[float]] = {"clipped": []}
+
+    def body(x: Tensor) -> Tensor:
+        y = x * 2
+        with torch.no_grad():
+            log["clipped"] += [(y > 1).float().mean().item()]
+        return y
+
+    return kept(body, log)
+
+
 def rows() -> Program:
     history: list[Any] = []
 
@@ -223,7 +235,7 @@ def twice_in_one_list() -> Program:
 @pytest.mark.parametrize(
     "make",
     [
-        appended, appended_as_floats, appended_and_returned, rows, attributes, same_number_again, items,
+        appended, appended_as_floats, appended_and_returned, added_lists, rows, attributes, same_number_again, items,
     ],
 )  # fmt: skip
 def test_number_that_is_kept_is_read_anew(make: Kept) -> None:
