@@ -331,9 +331,11 @@ class Region:
 
     def may_run_plainly(self, program: SavedGraph, error: Exception) -> bool:
         """Something of this library went wrong in a backward pass, which changes nothing but what it gives: it may run
-        once more, as it is. What autograd itself raised, as it does without us, comes out."""
+        once more, as it is. What autograd itself raised, as it does without us, comes out; so does what comes of a pass
+        with collectives, which other ranks would take for those of the next one."""
         of_autograd = program.raised == id(error) and not fault.is_ours(error)
-        if of_autograd or program.donates or program.again.runs_once:
+        communicates = any(backward.communicates for backward in list(self._backwards.values()))
+        if of_autograd or program.donates or program.again.runs_once or communicates:
             return False
         return self._goes_on_after(error)
 
@@ -427,6 +429,8 @@ class _Backward:
 
     def __init__(self, forward: Captured, program: SavedGraph, *, accumulates: bool) -> None:
         self._accumulates, self.was_called = accumulates, False
+        self.communicates = False
+        """A run was seen to."""
         self._programs = weakref.WeakKeyDictionary[Worker, weakref.ref[SavedGraph]]()
         """The program whose backward pass a thread runs now, or ran last. On accelerators autograd's threads run it,
         and the thread that they work for asks which one it was. A program that was not recorded ends with its call: its
@@ -483,7 +487,11 @@ class _Backward:
         end = len(values) - len(program.parameters) if self._accumulates else len(values)
         begin = end - len(program.outputs)
         buffers = values[end:] if self._accumulates else None
-        found: tuple[Any, ...] = inlined(_computed, program, values[:begin], values[begin:end], buffers)
+        try:
+            found: tuple[Any, ...] = inlined(_computed, program, values[:begin], values[begin:end], buffers)
+        finally:
+            watch = run_module.active_watch()
+            self.communicates = self.communicates or (watch is not None and bool(watch.trace.collectives))
         return found
 
 

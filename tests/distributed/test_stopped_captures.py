@@ -1,9 +1,14 @@
-"""A recording run that executes nothing is stopped. Other ranks have come to the collectives that it only captured, so
-the body runs before the exception comes out: else those of the next call would be taken for them."""
+"""What stops a call in the middle leaves the collectives of the ranks in step.
+
+A recording run that executes nothing is stopped: other ranks have come to the collectives that it only captured, so the
+body runs before the exception comes out, as those of the next call would be taken for them. And what has run once does
+not run again.
+"""
 
 from __future__ import annotations
 
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,11 +17,13 @@ import torch
 import torch.distributed as dist
 from attrs import evolve
 from torch import Tensor
+from typing_extensions import override
 
-from capture import capture, recordings
+from capture import CaptureWarning, capture, config, recordings
 from capture.engines.base import Recorded
 from capture.engines.cpu.engine import CpuBackend
 from capture.observe import run as run_module
+from capture.runtime import training_region
 from capture.state.call import Call
 from tests.support.unseen import Notes
 
@@ -101,3 +108,47 @@ def test_the_body_runs_where_it_communicates(communicates: bool, place: str) -> 
     for _ in range(5):
         assert torch.equal(step(torch.ones(3, device="cpu")), torch.full((3,), 2.5, device="cpu"))
     assert recordings(step).replays > 0
+
+
+class Summed(torch.autograd.Function):
+    """Its backward pass communicates."""
+
+    ran = Notes()
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        Summed.ran.add("once")
+        summed = grad * 2
+        dist.all_reduce(summed)
+        return summed
+
+
+@pytest.mark.usefixtures("group")
+def test_a_backward_pass_with_collectives_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where something here goes wrong behind them, that comes out."""
+    apply: Any = Summed.apply
+    step = capture(lambda x: apply(x).sin())
+
+    def run(number: int) -> list[str]:
+        Summed.ran.clear()
+        step(torch.full((3,), float(number), device="cpu", requires_grad=True)).sum().backward()
+        return Summed.ran.all()
+
+    def fails(*args: Any) -> Any:
+        raise ValueError("a fault of this library")
+
+    with torch.enable_grad(), config.patch(strict=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        assert run(0) == ["once"]
+        with monkeypatch.context() as patch:
+            patch.setattr(training_region, "_added", fails)
+            with pytest.raises(ValueError, match="a fault of this library"):
+                run(1)
+            assert Summed.ran.all() == ["once"]
+        assert run(2) == ["once"]
