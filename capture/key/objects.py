@@ -4,7 +4,8 @@ An object is opened without running code of its class: its members are in its ``
 subclass of ``dict`` or ``list``, in the container itself. Whether a class is opened never changes back, so that all
 parts of one call agree. Opened are classes of which an instance was seen to hold tensors, and classes whose instances
 come and go, so that identity tells nothing. All other objects are told apart by identity, such as a config that
-outlives its calls.
+outlives its calls, or a trainer: an argument that holds modules or optimizers is a program's own state, and no batch
+of tensors. Results that hold such are opened like all others.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from attrs import define, field, frozen
 
 _MOST_MEMBERS = 400
 """Members that are looked at for tensors. An object with more of them is not a batch, but part of the program."""
-_COME_AND_GO = 2
-"""So many instances of a class, told apart by identity, have to die before the class is opened."""
+_COME_AND_GO, _STATE_COMES_AND_GOES = 2, 4
+"""So many instances of a class, told apart by identity, have to die before the class is opened; and so many where they
+hold modules."""
 _CLOSED_PACKAGES = frozenset({"builtins", "threading", "_thread", "logging", "_io", "weakref", "socket", "re", "typing",
                               "concurrent", "multiprocessing", "queue", "asyncio", "capture"})  # fmt: skip
 SHARDING = "torch.distributed.fsdp"
@@ -189,11 +191,25 @@ def died(kind: type) -> None:
 def may_open(value: Any) -> bool:
     """The class of this object is opened, from now on if it was not before."""
     kind = type(value)
-    if kind not in opened and is_plain(kind) and (_gone.get(kind, 0) >= _COME_AND_GO or _holds_tensors(value)):
+    if kind not in opened and is_plain(kind) and (_gone.get(kind, 0) >= _COME_AND_GO or _holds(value, torch.Tensor)):
         opened.add(kind)
     return kind in opened
 
 
+def may_open_argument(value: Any) -> bool:
+    """The same of an argument."""
+    kind = type(value)
+    is_kept = kind not in opened and _gone.get(kind, 0) < _STATE_COMES_AND_GOES and is_state(value)
+    return not is_kept and may_open(value)
+
+
+def is_state(value: Any) -> bool:
+    """An object of a plain class that holds modules or optimizers, and is not opened."""
+    kind = type(value)
+    return kind not in opened and is_plain(kind) and _holds(value, _STATE)
+
+
+_STATE = (torch.nn.Module, torch.optim.Optimizer)
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 
 
@@ -206,21 +222,21 @@ def _held(value: Any) -> Iterable[Any]:
     return [one for _, one in members(value)] if is_plain(kind) else ()
 
 
-def _holds_tensors(value: Any) -> bool:
+def _holds(value: Any, kinds: type | tuple[type, ...]) -> bool:
     seen, stack = set[int](), [value]
     while stack and len(seen) < _MOST_MEMBERS:
         part = stack.pop()
         if type(part) in _PLAIN or id(part) in seen:
             continue
-        if isinstance(part, torch.Tensor):
+        if isinstance(part, kinds):
             return True
         seen.add(id(part))
         stack.extend(_held(part))
     return False
 
 
-def learn(value: Any) -> None:
-    """Open the classes of objects in a body's result that hold tensors."""
+def learn(value: Any, opens: Callable[[Any], bool] = may_open) -> None:
+    """Open the classes of objects that a body got, gave or left, that hold tensors."""
     seen, stack = set[int](), [value]
     while stack and len(seen) < _MOST_MEMBERS:
         part = stack.pop()
@@ -228,7 +244,7 @@ def learn(value: Any) -> None:
             continue
         seen.add(id(part))
         if is_plain(type(part)):
-            may_open(part)
+            opens(part)
         stack.extend(_held(part))
 
 

@@ -288,7 +288,7 @@ def _class_defaults(value: Any) -> list[Any]:
 
 def _undecided_key(value: Any, leaves: list[Leaf]) -> Any:
     """The part for an object of a plain class that was not opened so far."""
-    if not (isinstance(leaves, Leaves) and leaves.opens and objects.may_open(value)):
+    if not (isinstance(leaves, Leaves) and leaves.opens and objects.may_open_argument(value)):
         return _closed_key(value, leaves)
     _PARTS[type(value)] = _object_key
     return _object_key(value, leaves)

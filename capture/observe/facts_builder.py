@@ -66,8 +66,8 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     call, trace = watched.call, watched.watch.trace
     arguments = [(path, leaf) for path, leaf in watched.arguments if isinstance(leaf, torch.Tensor)]
     _note_versions(watched)
-    for given in (*call.values, watched.result, *(change.after for change in watched.changed)):
-        objects.learn(given)
+    objects.learn(call.values, objects.may_open_argument)
+    objects.learn((watched.result, *(change.after for change in watched.changed)))
     classify = Classifier(watched, watched.arguments)
     implicit = classify.implicit()
     effects, effect_facts = effects_of(watched, classify)

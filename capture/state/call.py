@@ -178,11 +178,16 @@ class Call:
         """Leaves that are no plain value, tensor or module and whose tensors, if any, are not declared static."""
         opaque = []
         for path, leaf in self.all_leaves():
-            if is_opaque(leaf) and not self.is_static(path) and type(leaf) not in objects.opened:
+            if is_opaque(leaf) and not self.is_static(path) and not self._is_known(leaf):
                 num_tensors = pytree.count_tensors(leaf)
                 kind = type(leaf).__qualname__
                 opaque.append(OpaqueLeaf(path=path, type=kind, role="argument", num_tensors=num_tensors))
         return opaque
+
+    @staticmethod
+    def _is_known(leaf: Any) -> bool:
+        """Its class is opened, or it is read where it is."""
+        return type(leaf) in objects.opened or objects.is_state(leaf)
 
     def unkeyable(self, reason: str) -> OpaqueLeaf:
         """The leaf to name in a message, where a call has no key."""
