@@ -283,4 +283,4 @@ def training(rank: int) -> None:
 
 @pytest.mark.slow
 def test_training(tmp_path: Path) -> None:
-    two_ranks(training, tmp_path)
+    two_ranks(training, tmp_path, seconds=240)
