@@ -36,6 +36,7 @@ from capture.runtime.verdict import Verdict
 from capture.state import body_run
 from capture.state.body_run import BodyRun
 from capture.state.call import Call
+from capture.torch_private.threads import others_may_run
 from capture.tree.node import Node
 from capture.tree.thread_trees import tree_for
 from capture.tree.tree import Tree
@@ -54,6 +55,9 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
         return MISS
     twin = numbers.twin_of(entry, captured.entries(), captured.lifted, bound.values)
     if twin is None or twin[0].plan is None or twin[0].plan.collectives:  # it takes runs that other ranks do not make
+        return MISS
+    first_place = len(captured.binder.names) - len(captured.binder.places)
+    if max(twin[1]) >= first_place and others_may_run():  # who would see the numbers put there
         return MISS
     if not _lifting.acquire(blocking=False):  # another thread compares entries, and takes some away
         return MISS
@@ -86,7 +90,7 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     plain = captured.sizes is None and not captured.is_backward and entry.region is None
     if not plain or not tree.backend.lifts_numbers or tree.path or tree.warm:
         return False
-    if len(captured.binder.places) >= _MOST_PLACES:
+    if len(captured.binder.places) >= _MOST_PLACES or others_may_run():  # who would see the numbers put there
         return False
     changing = numbers.changing_places(captured, entry)
     if changing is None or not captured.read_numbers.isdisjoint(one.path for one in changing.places):

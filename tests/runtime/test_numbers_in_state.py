@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +151,28 @@ def test_a_number_in_state_and_one_among_the_arguments() -> None:
             ours.alpha = eager.alpha = 0.1 + 0.017 * call
             x, s = torch.randn(4, 3), 0.3 + 0.013 * (call // 2)
             assert_same(f(x, s), eager(x) * s)
+    assert is_lifted(f) == LIFTS
+
+
+def test_beside_another_thread_no_other_number_is_put_there() -> None:
+    net, over = Attribute(), threading.Event()
+    f, beside = capture(net.forward), threading.Thread(target=over.wait)
+
+    def call(times: int) -> None:
+        with torch.no_grad():
+            for number in range(times):
+                net.alpha = 0.1 + 0.017 * number
+                x = torch.randn(4, 3)
+                assert_same(f(x), torch.relu(x * net.weight) * net.alpha)
+
+    beside.start()
+    try:
+        call(4)
+        assert not is_lifted(f)
+    finally:
+        over.set()
+        beside.join()
+    call(12)
     assert is_lifted(f) == LIFTS
 
 
