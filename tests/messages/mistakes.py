@@ -434,7 +434,7 @@ def hook_that_collects() -> Any:
 def scaled(number: Callable[[float], Any]) -> Any:
     @capture
     def f(x: Tensor, scale: Any) -> Tensor:
-        scaled: Tensor = torch.relu(x) * scale + (1 - scale)  # Python computes with it, so it is no operator's alone
+        scaled: Tensor = torch.relu(x) * scale * (scale < 2)  # Python compares it, so it is no operator's alone
         return scaled
 
     with torch.no_grad():
