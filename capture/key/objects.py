@@ -14,7 +14,7 @@ import functools
 import types
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,26 @@ def closed_package(module: str | None) -> bool:
     """Objects of classes of this module are never looked into."""
     package = (module or "").split(".")[0]
     return package in _CLOSED_PACKAGES or (package == "torch" and not (module or "").startswith(_OPEN_OF_TORCH))
+
+
+_with_state: set[type] = set()
+
+
+def has_state(kind: type) -> bool:
+    """Objects of this class, which belongs to a closed package, are looked into all the same."""
+    return kind in _with_state
+
+
+def find_state(values: Iterable[Any], storages: Container[int]) -> list[str]:
+    """Look into objects of these classes from now on, where one holds a tensor on such a storage, by ``id``: a body
+    uses it, and what the object holds next time is not known else. Gives the names of the classes."""
+    found = []
+    for value in values:
+        kept = [one for one in vars(value).values() if type(one) is torch.Tensor and one.layout is torch.strided]
+        if any(id(one.untyped_storage()) in storages for one in kept):
+            _with_state.add(type(value))
+            found.append(type(value).__qualname__)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ what an object holds

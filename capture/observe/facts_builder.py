@@ -36,6 +36,7 @@ from capture.key.tensor_kind import attributes_of, is_leaf, kept_for_gradients
 from capture.key.tensor_meta import alias_groups, storage_of, tensor_info
 from capture.observe import gradient_uses, written_lines
 from capture.observe.described import MADE, DescribedRun, ImplicitInput, KeptEffect, KeptLeaf, kinds_of
+from capture.observe.dropped import dropped_tensors
 from capture.observe.kept_value import KeptReads
 from capture.observe.result_objects import is_copied, is_value
 from capture.observe.result_objects import told as told_object
@@ -76,8 +77,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     effect_facts += [*told_kinds(watched, kept), *watched.left]
     _note_inference(watched, kept)
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
-    handed_on = classify.handed_on(kept)
-    implicit += handed_on
+    implicit += (handed_on := classify.handed_on(kept))
     gradients = gradient_uses.uses(watched, classify.argument, kept)
     obstacles = gradient_uses.obstacles(watched, classify.argument, outputs, effects) if gradients else []
     given = {id(value) for source, value in watched.before.sources.values() if source.kind == "root"}
@@ -88,6 +88,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         if leaf.kind == "fresh":
             leave_graph(leaf.value)
     left = [] if elsewhere else _escapes(watched, kept_storages)
+    _find_state(watched, implicit)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})
     accelerators = [device for device in trace.devices if not device.startswith(("cpu", "meta"))]
     facts = Facts(
@@ -124,6 +125,15 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     return DescribedRun(facts, implicit, outputs, effects, unread=frozenset(unread))
 
 
+def _find_state(watched: ObservedRun, implicit: Sequence[ImplicitInput]) -> None:
+    """Tensors of which nobody knows whose they are, or that outlive the run: an object of a library that the body names
+    may hold them, such as a gradient scaler. It is looked into in the next run."""
+    storages = {id(one.external.storage) for one in implicit if not one.owners} | set(watched.watch.alive())
+    found = objects.find_state(watched.before.closed, storages) if storages else ()
+    if found:
+        watched.once = f"{found[0]} was found to hold tensors of the body"
+
+
 def _held_twice(watched: ObservedRun) -> list[OpaqueLeaf]:
     """Containers among the arguments that Python state holds, too, and that the body changes by one of the two ways."""
     changed = [change.source for change in watched.changed]
@@ -152,6 +162,9 @@ def _reads_form(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> bool:
 def _escapes(watched: ObservedRun, kept: set[int]) -> list[Produced]:
     """Tensors made by the body that outlive it, except those on the storages in ``kept``."""
     left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
+    if left:
+        kept = kept | dropped_tensors(watched.before, watched.changed)
+        left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
     if left:  # a reference cycle is no escape; to look for one among all objects takes 0.1 s in a process with torch
         gc.collect(1 if watched.collections == collections_of_old() else 2)
         left = [produced for key, produced in watched.watch.alive().items() if key not in kept]

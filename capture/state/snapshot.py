@@ -22,7 +22,7 @@ from attrs import define, field, frozen
 
 from capture.key import numpy_arrays, pytree
 from capture.key.code_names import MISSING, globals_in, globals_stored, mentioned_in
-from capture.key.objects import SHARDING, closed_package
+from capture.key.objects import SHARDING, closed_package, has_state
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_kind import is_leaf, refuses
 from capture.native import native
@@ -54,6 +54,8 @@ class Snapshot:
     members: list[tuple[Source, Any, tuple[Any, ...]]] = field(factory=list)
     entered: list[tuple[Source, Any]] = field(factory=list)
     """Objects whose attributes were walked, each under the path it was found by first."""
+    closed: list[Any] = field(factory=list)
+    """Objects that were met and not looked into, as their classes belong to closed packages."""
     modules: list[torch.nn.Module] = field(factory=list)
     tables: list[tuple[Source, Tables]] = field(factory=list)
     """The dicts behind each module, with the source it was found at."""
@@ -366,7 +368,9 @@ def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
         return [one for one, _ in _root(source, value())]
     if (content := content_of(value)) is not None:
         state.states.append((source, value, content))
-    if closed_package(type(value).__module__) and not isinstance(value, _OPENED):
+    if closed_package(type(value).__module__) and not isinstance(value, _OPENED) and not has_state(type(value)):
+        if type(getattr(value, "__dict__", None)) is dict:
+            state.closed.append(value)
         return []
     return _attribute_sources(state, source, value)
 

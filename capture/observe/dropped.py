@@ -1,0 +1,74 @@
+"""Containers that the body filled, and then put others in their places: only the snapshot of the state before has them.
+
+A gradient scaler keeps what its step found in a dict, and takes a new dict for the next step. The old one was there
+before the body ran, so the snapshot holds it, and with it the tensors that the body put there. They are of no more use.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from capture.state.snapshot import Change, Snapshot
+from capture.torch_private.capabilities import storage_use_count, use_count
+
+_CONTAINERS = (dict, list, defaultdict, OrderedDict)
+_MOST = 1_000  # objects in such containers that are looked at
+
+
+def dropped_tensors(before: Snapshot, changes: Sequence[Change]) -> set[int]:
+    """``id`` of the storages of tensors that lie in such containers alone. All objects of the process are looked at
+    for who holds them, so this is asked only where a tensor would keep the body from being recorded."""
+    old = [before.sources[path][1] for path in before.rebuilt if path in before.sources]
+    old += [one.before for one in changes if not one.container]
+    inside = list(_inside([one for one in old if type(one) in _CONTAINERS]))
+    del old
+    tensors = [one for one in inside if type(one) is torch.Tensor]
+    if not tensors or len(inside) >= _MOST or not _are_held_alone(before, inside, tensors):
+        return set()
+    return {
+        id(one.untyped_storage())
+        for one in tensors
+        if use_count(one) <= 1 and storage_use_count(one.untyped_storage()) <= 2  # its own, and the object asked
+    }
+
+
+def _inside(containers: Iterable[Any]) -> Iterator[Any]:
+    """The containers, and the containers and tensors in them."""
+    seen, begun = set[int](), list(containers)
+    while begun and len(seen) < _MOST:
+        one = begun.pop()
+        if id(one) in seen or type(one) not in (*_CONTAINERS, tuple, torch.Tensor) or not gc.is_tracked(one):
+            continue
+        seen.add(id(one))
+        yield one
+        if type(one) is not torch.Tensor:
+            begun += one.values() if isinstance(one, dict) else one
+
+
+def _are_held_alone(before: Snapshot, *lists: list[Any]) -> bool:
+    """Nobody has any of these but each other, the snapshot and changes. The collector does not see what has them in a
+    local name, so all references are counted, too: as many are not seen as of a new dict that only the list has."""
+    inside = lists[0]
+    inside.insert(0, {})
+    ours = {id(one) for one in (*inside, *lists)}
+    for pairs in (before.sources.values(), before.entered, before.members, before.states, before.flags):
+        ours |= {id(pairs), *map(id, pairs)}
+    ours |= {id(source) for source, _ in before.sources.values()}
+    unseen = list[int]()
+    for one in inside:
+        holders = [held for held in gc.get_referrers(one) if type(held) is not types.FrameType]
+        if any(id(holder) not in ours and type(holder) is not Change for holder in holders):
+            return False
+        unseen.append(sys.getrefcount(one) - _references(holders, id(one)))
+    return len(set(unseen)) == 1
+
+
+def _references(holders: Iterable[Any], of: int) -> int:
+    return sum(id(held) == of for holder in holders for held in gc.get_referents(holder))

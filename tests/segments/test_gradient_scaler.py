@@ -1,0 +1,114 @@
+"""A whole step with a gradient scaler: an object of torch that holds tensors, and a dict that it fills and drops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capture import CaptureWarning, capture, recordings
+from tests.segments.bodies import draw
+from tests.support.device import DEVICE
+from tests.support.observed import bits
+
+CALLS = 14
+
+
+def scaled(*, captured: bool, clips: bool) -> tuple[list[Any], Any]:
+    """Losses, weights and the scaler's state after each step. The fifth overflows."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).to(DEVICE)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=1024.0, growth_interval=4)
+
+    def step(x: Tensor) -> Any:
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+            loss = net(x).float().square().mean()
+        scaler.scale(loss).backward()
+        if clips:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    function, found = capture(step) if captured else step, []
+    with torch.enable_grad():
+        for number in range(CALLS):
+            x = draw(number) * (1e30 if number in (4, 9, 10) else 1.0)
+            loss = function(x)
+            found.append(bits([loss, *[one.detach().clone() for one in net.parameters()], scaler.state_dict()]))
+    return found, function
+
+
+def test_a_scaled_step() -> None:
+    expected, found = scaled(captured=False, clips=False), scaled(captured=True, clips=False)
+    assert found[0] == expected[0]
+    assert recordings(found[1]).replays >= CALLS // 3, str(recordings(found[1]))
+
+
+def test_a_scaled_step_that_clips() -> None:
+    expected, found = scaled(captured=False, clips=True), scaled(captured=True, clips=True)
+    assert found[0] == expected[0]
+    assert recordings(found[1]).replays >= CALLS // 3, str(recordings(found[1]))
+
+
+class Filled:
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+
+def filled(*, captured: bool, holds: bool) -> tuple[list[Any], Any]:
+    """A dict that the body fills and drops. ``holds``: the caller has it, too."""
+    owner = Filled()
+
+    def body(x: Tensor) -> Any:
+        owner.found["twice"] = x * 2
+        y = owner.found["twice"] + 1
+        owner.found = {}
+        return y
+
+    function, results, old = capture(body) if captured else body, [], []
+    for number in range(CALLS):
+        if holds:
+            old.append(owner.found)
+        results.append(function(draw(number)).clone())
+    return [bits(results), bits(old)], function
+
+
+def test_a_container_that_is_dropped() -> None:
+    expected, found = filled(captured=False, holds=False), filled(captured=True, holds=False)
+    assert found[0] == expected[0]
+    assert recordings(found[1]).replays >= CALLS // 2, str(recordings(found[1]))
+
+
+def test_a_container_that_is_dropped_and_has_a_local_name() -> None:
+    def run(*, captured: bool) -> list[Any]:
+        owner, results = Filled(), []
+
+        def body(x: Tensor) -> Any:
+            owner.found["twice"] = x * 2
+            y = owner.found["twice"] + 1
+            owner.found = {}
+            return y
+
+        function = capture(body) if captured else body
+        first, x = owner.found, draw(0)
+        for number in range(CALLS):
+            held = owner.found
+            results.append((function(draw(number)).clone(), function(x).clone(), held["twice"]))
+        return [bits(results), bits(first)]
+
+    expected = run(captured=False)
+    with pytest.warns(CaptureWarning, match="CG401"):
+        assert run(captured=True) == expected
+
+
+def test_a_container_that_is_dropped_and_held_by_the_caller() -> None:
+    expected = filled(captured=False, holds=True)
+    with pytest.warns(CaptureWarning, match="CG401"):
+        found = filled(captured=True, holds=True)
+    assert found[0] == expected[0]
