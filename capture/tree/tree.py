@@ -281,8 +281,9 @@ class Tree:
 
     def _longer_used(self, pinned: Node, node: Node) -> list[int]:
         """The pinned outputs of a recording that are to be owned, as ``node`` needs their memory. Those of another
-        recording are not the first times: what needs it is recorded again all the same, beside them."""
-        if pinned is not node:
+        recording are not the first times: what needs it is recorded again all the same, beside them. Where that
+        recording was itself made again for others, the two would go on getting into each other's way."""
+        if pinned is not node and pinned.key[0] not in self.moved:
             if len(self.moved) > _MOST_MOVED:
                 self.moved.clear()
             numbers = self.moved.setdefault(node.key[0], [])
