@@ -73,3 +73,29 @@ def test_a_body_that_saves_a_sparse_tensor_is_part_of_the_callers_graph() -> Non
             y.pow(2).sum().backward()
             grads.append((bits(y.detach()), bits(weight.grad)))
         assert grads[0] == grads[1], call
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_a_detached_result_beside_the_one_that_it_is_of(*, is_part: bool) -> None:
+    weight = torch.full((4,), 1.5, device=DEVICE, requires_grad=True)
+
+    def body(x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        y = weight * x
+        return y, {"seen": y.detach()[1:] if is_part else y.detach()}
+
+    captured = capture(body)
+    for number in range(8):
+        x = torch.full((4,), float(number), device=DEVICE)
+        told = []
+        for function in (captured, body):
+            weight.grad = None
+            y, others = function(x)
+            seen = others["seen"]
+            assert not seen.requires_grad
+            assert seen.is_leaf
+            seen.add_(1)
+            y.sum().backward()
+            gradient: Any = weight.grad
+            told.append([y.tolist(), seen.tolist(), gradient.tolist()])
+        assert told[0] == told[1]
+    assert recordings(captured).replays >= 4
