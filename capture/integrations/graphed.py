@@ -104,7 +104,7 @@ def make_graphed_callables(
 
 
 @frozen
-class _Given:
+class _Target:
     """One callable and its sample arguments, as the caller gave them."""
 
     source: str
@@ -117,7 +117,7 @@ class _Given:
 class _Part:
     """One callable during its warm-up."""
 
-    given: _Given
+    given: _Target
     made: Any
     """The object that the caller gets."""
     run: Callable[..., Any]
@@ -128,7 +128,7 @@ class _Part:
     """The first run, which tells what there is to put back."""
 
     @classmethod
-    def of(cls, given: _Given) -> _Part:
+    def of(cls, given: _Target) -> _Part:
         """Capture it."""
         made = capture(given.target)
         run = made.forward if isinstance(made, torch.nn.Module) else made
@@ -284,14 +284,14 @@ def _put_forward_back(module: torch.nn.Module, forward: Any) -> None:
         module.forward = forward
 
 
-def _given(callables: Any, sample_args: Any) -> list[_Given]:
+def _given(callables: Any, sample_args: Any) -> list[_Target]:
     """The callables with their samples. Raises ``AnnotationError`` where their numbers or forms do not match."""
     if not isinstance(callables, tuple):
         if isinstance(callables, (list, dict, set)) or not callable(callables):
             raise AnnotationError(
                 f"{_NAME}: callables is a {_type(callables)}; give a module, a function, or a tuple of them"
             )
-        return [_Given(f"callables ({_title(callables)})", callables, _sample("sample_args", sample_args))]
+        return [_Target(f"callables ({_title(callables)})", callables, _sample("sample_args", sample_args))]
     if not isinstance(sample_args, (tuple, list)) or len(sample_args) != len(callables):
         number = f"{len(sample_args)} samples" if isinstance(sample_args, (tuple, list)) else f"a {_type(sample_args)}"
         raise AnnotationError(
@@ -309,7 +309,7 @@ def _given(callables: Any, sample_args: Any) -> list[_Given]:
                 f"{_NAME}: {source} is callables[{same[0]}] again; name a module once, it may be called as often as "
                 "you like"
             )
-        all_given.append(_Given(f"{source} ({_title(target)})", target, _sample(f"sample_args[{index}]", args)))
+        all_given.append(_Target(f"{source} ({_title(target)})", target, _sample(f"sample_args[{index}]", args)))
     return all_given
 
 

@@ -45,7 +45,7 @@ class BreakNotes(RunNotes):
         """Code reads values without an operator. Gives what it read."""
         if self._is_reading or self.is_aside or self.fault is not None or self.looks_away:
             return read(tensor, *args, **kwargs)
-        reader = host_values.told_by(name, tensor)
+        reader = host_values.describer_of(name, tensor)
         self._is_reading = True  # operators that the read itself runs are not noted
         self.quietly(self._note_reading)(name, tensor if reader is not None else None)
         try:
@@ -61,8 +61,8 @@ class BreakNotes(RunNotes):
         self.note_sync(name, compared_on=None if tensor is None else tensor.device.type)
 
     def _note_read(
-        self, name: str, tensor: torch.Tensor, reader: host_values.Told, args: tuple[Any, ...], kwargs: dict[str, Any],
-        result: Any,
+        self, name: str, tensor: torch.Tensor, reader: host_values.Describe, args: tuple[Any, ...],
+        kwargs: dict[str, Any], result: Any,
     ) -> None:  # fmt: skip
         storage, trace = tensor.untyped_storage(), self.trace
         self._at, trace.plain = None, False
@@ -187,6 +187,6 @@ class BreakNotes(RunNotes):
         """A recorder, whose segment ends there, replaces this."""
 
     def end_at_read(
-        self, name: str, text: str, told: host_values.Told, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, name: str, text: str, told: host_values.Describe, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """The host got this in a way that no operator tells of. A recorder, whose segment ends there, replaces this."""

@@ -16,7 +16,7 @@ from capture.core.facts import Facts, Mutation, OutputInfo
 from capture.key.pytree import TENSOR_TYPES, result_leaves
 from capture.key.tensor_meta import alias_groups
 from capture.observe.described import DescribedRun, ImplicitInput
-from capture.observe.facts_builder import Classifier, effects_of, output_info, told_kinds
+from capture.observe.facts_builder import Classifier, effects_of, kinds_as_effects, output_info
 from capture.observe.run import ObservedRun
 from capture.observe.trace import External
 from capture.state.call import Call
@@ -128,7 +128,7 @@ def confirm(
         return "the outputs are others"
     if (difference := other_result(wanted.facts.outputs, output_facts, watched.call)) is not None:
         return difference
-    effect_facts += told_kinds(watched, [*(leaf for effect in effects for leaf in effect.leaves), *outputs])
+    effect_facts += kinds_as_effects(watched, [*(leaf for effect in effects for leaf in effect.leaves), *outputs])
     if [one.compared for one in effect_facts] != [one.compared for one in wanted.facts.effects]:
         return "other state is changed"
     if any(leaf.kind not in ("fresh", "input", "input-view", "python") for one in effects for leaf in one.leaves):

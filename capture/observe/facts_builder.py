@@ -38,8 +38,7 @@ from capture.observe import gradient_uses, written_lines
 from capture.observe.described import MADE, DescribedRun, ImplicitInput, KeptEffect, KeptLeaf, kinds_of
 from capture.observe.dropped import dropped_tensors
 from capture.observe.kept_value import KeptReads
-from capture.observe.result_objects import is_copied, is_value
-from capture.observe.result_objects import told as told_object
+from capture.observe.result_objects import identity_text, is_copied, is_value
 from capture.observe.returned_value import returned_at
 from capture.observe.run import ObservedRun, collections_of_old
 from capture.observe.trace import External, Produced, RunTrace
@@ -74,7 +73,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     effects, effect_facts = effects_of(watched, classify)
     outputs = _outputs(watched, classify)
     kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
-    effect_facts += [*told_kinds(watched, kept), *watched.left]
+    effect_facts += [*kinds_as_effects(watched, kept), *watched.left]
     _note_inference(watched, kept)
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
     implicit += (handed_on := classify.handed_on(kept))
@@ -299,7 +298,7 @@ def effects_of(watched: ObservedRun, classify: Classifier) -> tuple[list[KeptEff
         change, leaves, path = effect.change, effect.leaves, effect.change.source.path
         line = written_lines.line_that_wrote(watched.ran, change)
         kind = _kind_of_effect(change, leaves)
-        before, after = _told(change, leaves)
+        before, after = _before_and_after(change, leaves)
         if kind in ("tensor", "value", "count", "members"):
             kept.append(effect)
         if kind == "tensor":
@@ -335,7 +334,7 @@ def _is_plain(value: Any) -> bool:
     return type(value) in PLAIN_TYPES or value is MISSING
 
 
-def _told(change: Change, leaves: Sequence[KeptLeaf]) -> tuple[str, str]:
+def _before_and_after(change: Change, leaves: Sequence[KeptLeaf]) -> tuple[str, str]:
     """The values before and after, as text. A value that has to be the same in each run is given in full."""
     members = change.members
     if change.amount is not None:
@@ -356,7 +355,7 @@ def _told(change: Change, leaves: Sequence[KeptLeaf]) -> tuple[str, str]:
     return f"{len(members.before)} members", f"{len(members.recipe)} members ({recipe}) {values}".rstrip()
 
 
-def told_kinds(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> list[Effect]:
+def kinds_as_effects(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> list[Effect]:
     """What tensors that the body made are beside their memory, in words. What a replay cannot make is no value."""
     facts = []
     for at, kind in kinds_of(kept).items():
@@ -525,5 +524,5 @@ def output_info(leaf: KeptLeaf, watched: ObservedRun) -> OutputInfo:
     held = objects.referent(leaf.value)
     told = repr(leaf.value)[:200] if held is None else f"weakref to {type(held).__qualname__}"
     if held is None and not (is_value(leaf.value) or is_copied(leaf.value) or watched.had(leaf.value)):
-        told += told_object(leaf.value)
+        told += identity_text(leaf.value)
     return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, value=told)

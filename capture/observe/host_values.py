@@ -18,7 +18,7 @@ from capture.key.pytree import TENSOR_TYPES
 from capture.key.tensor_meta import bytes_of, digest
 from capture.torch_private.capabilities import unseen
 
-Told = Callable[..., str]
+Describe = Callable[..., str]
 """Describes a read, from the tensor and the other arguments of the read."""
 _MOST_WRITTEN_OUT = 64  # elements: a longer list is described by a digest
 _WITH_FRACTIONS = "with fractions"
@@ -29,7 +29,7 @@ ARRAYS = ("numpy", "__array__")
 """What they give lies on the tensor's own memory."""
 
 
-def told_by(name: str, tensor: torch.Tensor) -> Told | None:
+def describer_of(name: str, tensor: torch.Tensor) -> Describe | None:
     """The function that describes this read of this tensor; None where the read cannot be repeated from the host's
     memory alone."""
     plain = type(tensor) in TENSOR_TYPES and tensor.layout is torch.strided and not tensor.is_quantized
@@ -38,7 +38,7 @@ def told_by(name: str, tensor: torch.Tensor) -> Told | None:
         return None
     if name in ("__repr__", "__format__") and tensor.requires_grad:
         return None  # the text has the name of a node of the graph, which a replay does not make
-    return _TOLD.get(name)
+    return _DESCRIBERS.get(name)
 
 
 def is_whole(told: str) -> bool:
@@ -73,7 +73,7 @@ HOST_ARGUMENTS = {
     "tensor_split": "tensor_indices_or_sections",
 }  # fmt: skip
 """Functions that read their second argument on the host, and what it is called."""
-_TOLD: dict[str, Told] = {
+_DESCRIBERS: dict[str, Describe] = {
     "tolist": _list, "numpy": _array, "__array__": _array, "__repr__": _text, "__format__": _formatted,
     **dict.fromkeys(HOST_ARGUMENTS, _list),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from attrs import define, evolve, field
 from capture.key.packages import package_of
 from capture.observe.described import KeptEffect, KeptLeaf
 from capture.observe.operator_schema import read_text
-from capture.observe.returned_value import Kept, given
+from capture.observe.returned_value import Kept, as_returned
 from capture.observe.run import ObservedRun
 from capture.state.effects import UsesOfNames, names_holding, uses_of_names
 from capture.state.snapshot import Change
@@ -50,7 +50,7 @@ class KeptReads:
         trace = self.watched.watch.trace
         reads: dict[int, int] = {}
         for number, (value, places) in trace.kept.items():
-            wanted = given(trace.reads[number], value)
+            wanted = as_returned(trace.reads[number], value)
             found = [self._leaves(place, effects, wanted) for place in places]
             leaves = [id(leaf) for several in found for leaf in several or ()]
             if None in found or len(set(leaves)) < len(leaves) or not reads.keys().isdisjoint(leaves):

@@ -44,7 +44,7 @@ def is_copied(value: Any) -> bool:
     return type(value) in _COPIED or is_array_type(type(value))
 
 
-def told(value: Any) -> str:
+def identity_text(value: Any) -> str:
     """What tells an object apart that is no value."""
     return f"{_MARK}{_number_of(value)})"
 

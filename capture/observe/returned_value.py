@@ -519,7 +519,7 @@ def returned_at(reads: Sequence[str]) -> dict[int, list[str]]:
     }
 
 
-def given(told: str, value: Any) -> Any:
+def as_returned(told: str, value: Any) -> Any:
     """What the body returns of a value that was read, and is told so."""
     kind, _ = _split(told)
     return _KINDS[kind](value) if kind else value

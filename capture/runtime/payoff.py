@@ -162,7 +162,7 @@ class Trial:
 
     def goes_on(self, args: Sequence[Any], kwargs: Mapping[str, Any], seconds: float) -> bool:
         """A call with these arguments took so long. False: it is another one, or was the last."""
-        shapes = tuple([self._told(one) for one in (*args, *kwargs.values())])
+        shapes = tuple([self._form_of(one) for one in (*args, *kwargs.values())])
         if self._shapes is None:
             self._shapes = shapes
         if shapes != self._shapes:
@@ -170,7 +170,7 @@ class Trial:
         self.bodies.append(seconds)
         return len(self.bodies) < self._wanted
 
-    def _told(self, value: Any) -> Any:
+    def _form_of(self, value: Any) -> Any:
         if type(value) in _KINDS:
             return value.shape
         return type(value) if self._any_number and type(value) in (float, int) else value

@@ -115,11 +115,11 @@ def test_what_lasts_and_what_cannot_change_is_replayed(name: str) -> None:
 
 def test_numbers_go_with_their_objects() -> None:
     one = threading.Event()
-    text = result_objects.told(one)
-    assert result_objects.told(one) == text
-    assert result_objects.told(threading.Event()) != text
-    assert result_objects.told(iter([])) != result_objects.told(iter([]))
+    text = result_objects.identity_text(one)
+    assert result_objects.identity_text(one) == text
+    assert result_objects.identity_text(threading.Event()) != text
+    assert result_objects.identity_text(iter([])) != result_objects.identity_text(iter([]))
     for _ in range(3 * result_objects._MOST):
-        result_objects.told(threading.Event())
+        result_objects.identity_text(threading.Event())
     assert len(result_objects._known) <= result_objects._MOST + 2
-    assert result_objects.told(one) == text
+    assert result_objects.identity_text(one) == text

@@ -106,7 +106,7 @@ class Answers(ObserveMode):
     def _answered(self, form: Any, step: TapeStep, given: Sequence[torch.Tensor]) -> Any:
         if isinstance(form, Made):
             return self._made(step, form.number)
-        if isinstance(form, Given):
+        if isinstance(form, Argument):
             return given[form.number]
         if isinstance(form, (tuple, list)):
             return type(form)([self._answered(member, step, given) for member in form])
@@ -141,7 +141,7 @@ class Made:
 
 
 @frozen
-class Given:
+class Argument:
     """A tensor that an operator gets, by its position among its arguments."""
 
     number: int
@@ -162,7 +162,7 @@ def form_of(result: Any, made: Sequence[torch.Tensor | None], inputs: Sequence[t
                 return Made(number)
         for number, tensor in enumerate(inputs):
             if tensor is result:
-                return Given(number)
+                return Argument(number)
         return UNKNOWN
     if isinstance(result, (tuple, list)):
         return type(result)([form_of(member, made, inputs) for member in result])

@@ -163,11 +163,11 @@ class Arena:
             blocks, end = [], segment.begin
             for block in (one for one in live if segment.begin <= one.address < segment.end):
                 if block.address > end:
-                    blocks.append(_told(end, block.address - end, 0, "inactive"))
-                blocks.append(_told(block.address, _rounded(block.nbytes), block.nbytes, "active_allocated"))
+                    blocks.append(_snapshot_block(end, block.address - end, 0, "inactive"))
+                blocks.append(_snapshot_block(block.address, _rounded(block.nbytes), block.nbytes, "active_allocated"))
                 end = block.address + _rounded(block.nbytes)
             if end < segment.end:
-                blocks.append(_told(end, segment.end - end, 0, "inactive"))
+                blocks.append(_snapshot_block(end, segment.end - end, 0, "inactive"))
             taken = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
             segments.append({
                 "address": segment.begin, "total_size": segment.end - segment.begin, "stream": 0, "device": 0,
@@ -275,7 +275,7 @@ class Arena:
         return [(block, storage) for block, storage in found if storage is not None]
 
 
-def _told(address: Address, nbytes: int, requested: int, state: str) -> dict[str, Any]:
+def _snapshot_block(address: Address, nbytes: int, requested: int, state: str) -> dict[str, Any]:
     return {"address": address, "size": nbytes, "requested_size": requested, "state": state, "frames": []}
 
 

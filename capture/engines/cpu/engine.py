@@ -44,7 +44,7 @@ from capture.observe.described import KeptLeaf
 from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.expectation import Expectation
 from capture.observe.facts_builder import describe
-from capture.observe.host_values import Told
+from capture.observe.host_values import Describe
 from capture.observe.islands import Outcome, tensors_of
 from capture.observe.operator_schema import (
     Operator,
@@ -426,7 +426,7 @@ class TapeRecorder(ObserveMode):
         return _replace(result, {key: visible for key, (visible, _, _) in moved.items()}) if moved else result
 
     @override
-    def end_at_read(self, name: str, text: str, told: Told, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def end_at_read(self, name: str, text: str, told: Describe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.failure is not None:
             return
         step = self._adopted_step(told, name, args, kwargs)

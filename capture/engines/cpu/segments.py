@@ -110,9 +110,9 @@ class SegmentedTape(Tape):
                 number: (root, geometry) for root in self._roots for geometry, number in root.registers.items()
             }
         if self.reads:
-            places = {number: (_told_root(root), geometry)
+            places = {number: (_key_of_root(root), geometry)
                       for root in self._roots for geometry, number in root.registers.items()}  # fmt: skip
-            self._keys = [_told_step(step, places) for step in self._steps]
+            self._keys = [_key_of_step(step, places) for step in self._steps]
 
     @override
     def _is_local(self, root: TapeMemory, number: int) -> bool:
@@ -310,7 +310,7 @@ def _in_segments(leaves: Sequence[Any]) -> None:
     raise RuntimeError("this recording runs segment by segment, or was released")
 
 
-def _told_root(root: TapeMemory) -> Key:
+def _key_of_root(root: TapeMemory) -> Key:
     """The same for the same memory, in two tapes whose guards hold."""
     assert root.storage is not None or root.kind == "static"
     if root.kind == "static":
@@ -321,19 +321,25 @@ def _told_root(root: TapeMemory) -> Key:
     return root.kind, root.storage.data_ptr(), root.storage.nbytes()
 
 
-def _told_step(step: TapeStep, places: dict[int, Key]) -> Key:
+def _key_of_step(step: TapeStep, places: dict[int, Key]) -> Key:
     outs = [None if out is None else places[out[1]] for out in step.outs]
-    return (step.name, step.form == "break", _told(step.args, places), _told(tuple(step.kwargs.items()), places), outs)
+    return (
+        step.name,
+        step.form == "break",
+        _key_of(step.args, places),
+        _key_of(tuple(step.kwargs.items()), places),
+        outs,
+    )
 
 
-def _told(template: Any, places: dict[int, Key]) -> Any:
+def _key_of(template: Any, places: dict[int, Key]) -> Any:
     """What a step is given, so that it can be compared."""
     if isinstance(template, Register):
         return places[template.number]
     if isinstance(template, (list, tuple)):
-        return [_told(member, places) for member in template]
+        return [_key_of(member, places) for member in template]
     if type(template) is dict:
-        return [(key, _told(member, places)) for key, member in template.items()]
+        return [(key, _key_of(member, places)) for key, member in template.items()]
     if isinstance(template, (Leaf, str, type(None), bool, int, float, complex)):
         return type(template), repr(template)
     if isinstance(template, torch.Generator):

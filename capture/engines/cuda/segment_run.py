@@ -38,7 +38,7 @@ from capture.state.snapshot import Snapshot
 from capture.torch_private.capabilities import generator_id
 
 Operate = Callable[[], Any]
-Told = tuple[Any, ...]
+Seen = tuple[Any, ...]
 
 
 @define(eq=False)
@@ -97,7 +97,7 @@ class SegmentRun:
         self.graphs: list[torch.cuda.CUDAGraph | None] = []
         self.draws: list[bool] = []
         """Of each segment that was launched."""
-        self.seen: list[Told] = []
+        self.seen: list[Seen] = []
         """Memory that each operator got and gave."""
         self.written = Written()
         self._undo = CudaUndo(pool=pool)
@@ -199,7 +199,7 @@ class SegmentRun:
         island, self._island = self._island, None
         assert island is not None
         self.breaks.append(GraphBreak(told, _nothing, tuple(kept), len(trace.sequence) - 1, island))
-        self.seen.append(((island.told(), *map(_told, given)), tuple(map(_told, places.values()))))
+        self.seen.append(((island.told(), *map(_metadata, given)), tuple(map(_metadata, places.values()))))
         return outcome.among(given, places), list(places.values())
 
     def _is_pools(self, tensor: torch.Tensor) -> bool:
@@ -328,7 +328,7 @@ class SegmentRun:
         """There was a break."""
         return bool(self.breaks)
 
-    def trunk(self, trace: RunTrace) -> list[Told] | None:
+    def trunk(self, trace: RunTrace) -> list[Seen] | None:
         """All that operators did, so that recordings can be compared. None if that is not known of each."""
         if not len(self.seen) == len(trace.sequence) == len(trace.scalars):
             return None
@@ -341,12 +341,12 @@ def copy_in_late(device_copy: DeviceCopy, leaves: Sequence[Any]) -> None:
     device_copy.copy_in(leaves[source] if isinstance(source, int) else device_copy.tensor)
 
 
-def seen_by(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Told:
+def seen_by(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Seen:
     """Memory that an operator gets and gives. Of a tensor on the CPU nothing: constants are told by their values."""
-    return tuple(map(_told, tensors_in(args, kwargs))), tuple(map(_told, tensors_out(result)))
+    return tuple(map(_metadata, tensors_in(args, kwargs))), tuple(map(_metadata, tensors_out(result)))
 
 
-def _told(tensor: torch.Tensor) -> Told:
+def _metadata(tensor: torch.Tensor) -> Seen:
     address = tensor.data_ptr() if tensor.device.type == "cuda" and tensor.layout is torch.strided else 0
     return address, tensor.dtype, tuple(tensor.shape), tensor.stride()
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from capture.engines.base import BoundInput, Found, IslandCall, Move, NumbersToLift, Refusal, found
 from capture.engines.cuda.replay import CudaRecording, Step
-from capture.engines.cuda.segment_run import SegmentRun, Told, copy_in_late, keep
+from capture.engines.cuda.segment_run import Seen, SegmentRun, copy_in_late, keep
 from capture.engines.cuda.streams import order_draws
 from capture.engines.undo import KeptMemory, Places, Undo, kept_memory
 from capture.native import native
@@ -20,7 +20,7 @@ from capture.torch_private import cuda
 class SegmentedGraphs(CudaRecording):
     """Several graphs and what lies between them."""
 
-    def __init__(self, *args: Any, run: SegmentRun, trunk: list[Told] | None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, run: SegmentRun, trunk: list[Seen] | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.reads = tuple(one.told for one in run.breaks)
         self._counted = run.counted
@@ -139,7 +139,7 @@ class SegmentedGraphs(CudaRecording):
         apart = self._input_copies.device_copies or other._input_copies.device_copies
         return ours is not None and not apart and self._staged == other._staged and ours == theirs
 
-    def _up_to(self, breaks: int) -> list[Told] | None:
+    def _up_to(self, breaks: int) -> list[Seen] | None:
         """What happened before the break, and what its operator gets: what it gives is told by what was read."""
         if self._trunk is None:
             return None
