@@ -286,7 +286,7 @@ def test_a_module_argument_s_attribute_that_changes() -> None:
 
 
 def test_a_tuple_that_does_not_say_how_long_it_is() -> None:
-    """As irreducible representations of libraries do."""
+    """Its ``__len__`` raises, as that of e3nn's irreducible representations does."""
 
     class Odd(tuple[int, ...]):
         __slots__ = ()

@@ -202,7 +202,7 @@ def test_a_callable_argument_is_known_by_identity() -> None:
 
 
 class _EqualToAll(nn.Sequential):
-    """Says itself what is equal to it."""
+    """Compares equal to everything."""
 
     @override
     def __eq__(self, other: object) -> bool:
@@ -216,7 +216,7 @@ class _EqualToAll(nn.Sequential):
 @pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("kind", [nn.Sequential, _EqualToAll])
 def test_parameters_die_with_a_module_that_had_a_key(kind: Any, forgets: bool) -> None:
-    """At once, not when the next key is made."""
+    """The parameters are freed at once, not when the next key is made."""
     model = kind(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
     key = signature.module_key(model, [])
     if forgets:

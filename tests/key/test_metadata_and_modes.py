@@ -315,11 +315,11 @@ def result_of(net: nn.Module, args: Sequence[Tensor]) -> Any:
 
 
 class Symmetric(nn.Module):
-    """A parametrization."""
+    """A parametrization that makes a weight symmetric."""
 
     @override
     def forward(self, weight: Tensor) -> Tensor:
-        """The upper half, twice."""
+        """The upper triangle, mirrored."""
         return weight.triu() + weight.triu(1).mT
 
 

@@ -344,7 +344,7 @@ def test_keys_that_never_come_back_do_not_pile_up() -> None:
 
 
 def test_old_and_new_precision_settings_may_be_mixed() -> None:
-    """Their common getters raise then."""
+    """torch's getters that cover both raise after such a mix."""
     captured = capture(lambda x, w: x @ w)
     x, w = torch.randn(4, 4), torch.randn(4, 4)
     matmul = torch.backends.cuda.matmul

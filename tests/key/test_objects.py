@@ -43,7 +43,7 @@ class SlottedMore(Slotted):
 
 
 class Batch(collections.UserDict[str, Any]):
-    """As tokenizers give them."""
+    """A mapping with attributes, like the results of tokenizers."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -344,7 +344,7 @@ HELD: Any = None
 
 @pytest.mark.parametrize("at", ["global", "attribute", "closure"])
 def test_an_object_that_state_holds_too_and_the_body_changes(at: str) -> None:
-    """A copy would not be changed in the other place."""
+    """The object is reached in two ways. A copy of the argument would not show the change in the other place."""
 
     def both(other: Any, pair: Any, x: Tensor) -> Any:
         pair.a = x * 2
@@ -382,7 +382,7 @@ def test_an_object_that_state_holds_too_and_the_body_changes(at: str) -> None:
 
 
 class Hidden(collections.deque[Any]):
-    """Python does not show what it holds."""
+    """A container whose members are not in its ``__dict__``."""
 
 
 def test_a_registered_class_is_opened_as_it_says() -> None:

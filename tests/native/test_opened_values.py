@@ -44,11 +44,11 @@ class Slotted:
 
 
 class Encoding(collections.UserDict[str, Any]):
-    """As tokenizers give them."""
+    """A mapping like the results of tokenizers."""
 
 
 class Output(collections.OrderedDict[str, Any]):
-    """As models give them: a dict with attributes."""
+    """A dict with attributes, like the results of models."""
 
 
 def tensor() -> Tensor:

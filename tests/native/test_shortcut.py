@@ -29,7 +29,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture
 def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each call that built its key."""
+    """Gets one entry for each call that took the general way."""
     seen: list[int] = []
     whole = _dispatch.dispatch
 

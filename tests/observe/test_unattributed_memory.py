@@ -36,7 +36,7 @@ class Times(torch.autograd.Function):
 
 
 class Kept(torch.autograd.Function):
-    """A result of its own, which is saved."""
+    """Makes its result itself and saves it."""
 
     @staticmethod
     @override
@@ -52,7 +52,7 @@ class Kept(torch.autograd.Function):
 
 
 class RecordedWith(torch.autograd.Function):
-    """A result of its own, of which nothing is saved."""
+    """Makes its result itself and saves nothing."""
 
     @staticmethod
     @override

@@ -99,7 +99,7 @@ PROGRAMS: dict[str, Program] = {
 
 @contextlib.contextmanager
 def one_warning() -> Iterator[list[str]]:
-    """The block warns once of a finding, in this file; its text."""
+    """Asserts that the block shows exactly one CaptureWarning, at a line of this file. The list gets its text."""
     texts: list[str] = []
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -184,7 +184,7 @@ def test_every_call_is_counted_once() -> None:
 
 
 def test_a_chain_of_one_function_is_recorded() -> None:
-    """None of its recordings is replayed before the last one is made."""
+    """Each recording of the chain counts, though none of them is replayed before the last one is made."""
     function = capture(lambda x: torch.tanh(x) + 1, max_recordings=20)
     for _ in range(4):
         mark_step_begin()
@@ -338,7 +338,7 @@ def test_threads_give_up_together() -> None:
 
 
 def test_what_is_replayed_in_one_thread_is_recorded_in_others() -> None:
-    """Though the function has given up: sizes that come once have used up what may be spent."""
+    """Also after the function has given up, as sizes that came only once have used up its budget."""
     function = capture(scaled)
 
     def work() -> None:
@@ -365,7 +365,7 @@ def test_what_is_replayed_in_one_thread_is_recorded_in_others() -> None:
 
 
 def test_threads_that_end_at_once_are_not_recorded_for_ever() -> None:
-    """Each makes a call or two, and takes its recordings with it."""
+    """Each thread makes a call or two and ends, and its recordings end with it."""
     function = capture(scaled)
 
     def work() -> None:

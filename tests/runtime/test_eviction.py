@@ -50,7 +50,7 @@ def check(function: Callable[[Tensor], Tensor], size: int) -> None:
 
 
 def share_of_last(function: Any, sizes: list[int], last: int) -> float:
-    """Of the last calls, how many were replays."""
+    """The share of replays among the last ``last`` calls."""
     for size in sizes[:-last]:
         check(function, size)
     before = recordings(function).replays
@@ -128,7 +128,7 @@ def test_outputs_of_an_evicted_recording_keep_their_values() -> None:
 
 
 def test_nothing_is_kept_of_shapes_that_were_displaced() -> None:
-    """Neither ways through calls like those."""
+    """The fast paths of such calls go, too."""
     function = capture(lambda x: torch.relu(x) * 2, max_recordings=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)

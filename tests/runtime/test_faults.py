@@ -19,7 +19,7 @@ from tests.support.device import EXECUTES, rng_state
 
 
 class Broken(Exception):
-    """Not of the body."""
+    """A fault of the library, which no body raises."""
 
 
 class Counts(nn.Module):
@@ -45,7 +45,7 @@ class Counts(nn.Module):
 
 
 class Steady(Counts):
-    """The same without a counter, which no recording keeps."""
+    """The same without the counter of runs, which recordings do not keep up."""
 
     @override
     def forward(self, x: torch.Tensor) -> Any:
@@ -57,7 +57,7 @@ class Steady(Counts):
 
 
 class Differentiable(Counts):
-    """One that is recorded with its backward pass."""
+    """Its result needs gradients, so that its backward pass is recorded, too."""
 
     @override
     def forward(self, x: torch.Tensor) -> Any:

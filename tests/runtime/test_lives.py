@@ -37,7 +37,7 @@ class Scaled:
 
 
 class Net(nn.Module):
-    """Captured as an instance."""
+    """A module of which each instance is captured by itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Net(nn.Module):
 
 
 class Strict(Scaled):
-    """Whose method is to be recorded."""
+    """An object whose captured method has ``fallback="error"``."""
 
     @override
     @capture(fallback="error")
@@ -96,7 +96,7 @@ MADE: dict[str, Callable[[int], Callable[[Tensor], Tensor]]] = {
 
 
 class Counted:
-    """Adds up runs that are watched or recorded."""
+    """Counts watched and recorded runs of all objects together."""
 
     def __init__(self, efforts: list[int], at: int) -> None:
         self.efforts, self.at = efforts, at

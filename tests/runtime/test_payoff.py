@@ -23,7 +23,7 @@ DECIDED = AFTER + BODIES + 8
 
 
 class Clock:
-    """Tells how long a body and a replay take."""
+    """A clock that advances by given times for each run of the body and each replay."""
 
     def __init__(self, body: float, replay: float) -> None:
         self.now, self.body, self.replay = 0.0, body, replay
@@ -92,7 +92,7 @@ def tiny(x: Tensor) -> Tensor:
 def test_what_the_fast_path_replays_is_measured_too(
     monkeypatch: pytest.MonkeyPatch, seconds: float, *, stays: bool
 ) -> None:
-    """Its replays by the real clock, bodies that take so long."""
+    """Replays are timed by the real clock; bodies are said to take ``seconds``."""
     note = Payoff.note_body
     monkeypatch.setattr(Payoff, "note_body", lambda self, _: note(self, seconds))
     monkeypatch.setattr(payoff, "_LEAST", payoff._AROUND)
@@ -147,7 +147,7 @@ def gradients(model: Any, parameters: Sequence[Tensor], x: Tensor) -> list[Tenso
 def test_forward_and_backward_passes_are_measured_together(
     monkeypatch: pytest.MonkeyPatch, seconds: float, *, stays: bool
 ) -> None:
-    """Bodies take nothing, and their backward passes so long."""
+    """Forward runs of the body are said to take no time, its backward passes ``seconds``."""
     body, backward = Payoff.note_body, Payoff.note_backward
 
     def told(self: Payoff, measured: float | None, *, is_replay: bool) -> None:

@@ -38,7 +38,7 @@ def fresh() -> Iterator[None]:
 
 
 def shared_state() -> tuple[Any, ...]:
-    """What the process has one of."""
+    """State that all threads of the process share."""
     return (
         list(warnings.filters), warnings.showwarning, gc.isenabled(), gc.get_threshold(), sys.getswitchinterval(),
         torch.get_num_threads(), torch.is_warn_always_enabled(), signal.getsignal(signal.SIGINT), sys.excepthook,

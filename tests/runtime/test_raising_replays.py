@@ -26,7 +26,7 @@ def numbers(seed: int, *shape: int) -> Tensor:
 
 @define(eq=False)
 class Box:
-    """All that a body leaves."""
+    """All state that a body may leave behind."""
 
     table: Tensor = field(factory=lambda: numbers(1, 5, 3))
     sums: Tensor = field(factory=lambda: torch.zeros(3, device="cpu"))
@@ -54,7 +54,7 @@ def written(box: Box, x: Tensor, at: Tensor) -> Tensor:
 
 
 def overwritten(box: Box, x: Tensor, at: Tensor) -> Tensor:
-    """What it leaves half way is nothing at the end."""
+    """What the body sets before the operator that raises is overwritten after it."""
     box.last = torch.tanh(x) + 1
     box.before = box.last.view(-1)[1:]
     found = functional.embedding(at, box.table)
@@ -70,7 +70,7 @@ def containers(box: Box, x: Tensor, at: Tensor) -> Tensor:
 
 
 def caught(box: Box, x: Tensor, at: Tensor) -> Tensor:
-    """The body goes on."""
+    """The body catches the error and goes on."""
     y = x.cos().mul_(2)
     box.sums.copy_(y.sum(0))
     try:
@@ -108,14 +108,14 @@ def inverse(box: Box, x: Tensor, at: Tensor) -> Tensor:
 
 
 def solved(box: Box, x: Tensor, at: Tensor) -> Tensor:
-    """The error is asked for by a read of the host's."""
+    """The error comes from an operator whose check makes the host read a value."""
     found: Tensor = torch.linalg.cholesky(torch.diag(1.0 - at.float()).add(torch.diag(at.float() * 2)) * 1)
     box.last = found
     return torch.cholesky_solve(x[: at.numel()], found)
 
 
 def read_before(box: Box, x: Tensor, at: Tensor) -> Tensor:
-    """A break, then the error."""
+    """The host reads a value, then an operator raises."""
     box.last = x + 1
     if x.sum() > 0:
         box.sums.add_(1)
@@ -126,7 +126,7 @@ def read_before(box: Box, x: Tensor, at: Tensor) -> Tensor:
 
 
 def read_after(box: Box, x: Tensor, at: Tensor) -> Tensor:
-    """The error, then a break."""
+    """An operator raises before the host reads a value."""
     box.last = x + 1
     box.sums.add_(torch.rand(3, device="cpu"))
     found = box.table.index_select(0, at)
@@ -135,7 +135,7 @@ def read_after(box: Box, x: Tensor, at: Tensor) -> Tensor:
 
 
 def counted(box: Box, x: Tensor, at: Tensor) -> Tensor:
-    """Sizes that follow from values."""
+    """A size follows from values of a tensor."""
     rows = x[x[:, 0] > 0]
     box.last = rows.sum(0)
     found = box.table[at].sum() + rows.sum()

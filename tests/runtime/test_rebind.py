@@ -193,7 +193,7 @@ def test_a_body_that_differs_from_itself(engine: Engine, is_wrong: bool) -> None
 def test_a_wrong_value_beside_one_that_varies(
     monkeypatch: pytest.MonkeyPatch, verify: Literal["first", "always"]
 ) -> None:
-    """The one does not excuse the other."""
+    """Eager itself varies in the first output. That does not excuse the second, which is wrong."""
     monkeypatch.setenv("CAPTURE_TEST_SCALE", "2.0")
 
     def deep(x: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ def test_a_wrong_value_beside_one_that_varies(
 
 
 def test_a_body_that_communicates_is_not_compared(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ranks may have nothing to compare."""
+    """A run to compare with would wait for ranks that have nothing to compare."""
     monkeypatch.setattr(
         process_groups, "note_user", lambda node, facts: setattr(node, "groups", frozenset(["a group"]))
     )

@@ -40,7 +40,7 @@ def freed(y: Tensor) -> Any:
 
 
 def given_back(y: Tensor) -> Any:
-    """As activations that are sharded."""
+    """Memory is given back and taken again, as libraries do with sharded activations."""
     storage, nbytes = y.untyped_storage(), y.untyped_storage().nbytes()
     kept = y.clone()
     storage.resize_(0)
@@ -62,7 +62,7 @@ USES: tuple[Callable[[Tensor], Any], ...] = (
 
 
 class Remembers(nn.Module):
-    """Result and attribute on one memory."""
+    """A result and an attribute lie in the same memory."""
 
     @override
     def forward(self, x: Tensor) -> Any:

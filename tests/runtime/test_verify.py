@@ -26,7 +26,7 @@ def _no_grad() -> Iterator[None]:
 
 
 def deep(x: Tensor) -> Tensor:
-    """Reads what nothing of ours sees."""
+    """Reads the environment, which no guard covers."""
     return x * float(os.environ.get("CAPTURE_TEST_SCALE", "2.0"))
 
 
@@ -179,7 +179,7 @@ def test_without_memory_to_compare_the_call_happens_once(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bool, torch.int64])
 @pytest.mark.parametrize("of", [(1, 1), (1, 4), (4, 1)])
 def test_one_number_of_any_stride_is_compared(of: tuple[int, int], dtype: torch.dtype) -> None:
-    """It counts as contiguous, so that torch gives it back as it is where it is to be made so."""
+    """A tensor of one number counts as contiguous, so that ``contiguous()`` returns it unchanged."""
 
     def body(x: Tensor) -> tuple[Tensor, Tensor]:
         made = (x + x).as_strided((1,), (of[1] * 3,))

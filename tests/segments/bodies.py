@@ -214,7 +214,7 @@ def dead_before(x: Tensor) -> Tensor:
 
 @plain
 def used_in_one_branch(x: Tensor) -> Tensor:
-    """A recording in which nothing looks at ``z`` may be gone on from by one that does."""
+    """``z`` is used in one branch only: a recording of the other branch may come first."""
     y = x * 2
     z = torch.rand_like(y)
     return y * z if y[0, 0] > 0 else y + 1

@@ -47,7 +47,7 @@ def eager(function: Function) -> Function:
 
 
 def signs(x: Tensor) -> Tensor:
-    """Few values, which come again."""
+    """Signs of the first two numbers: few values, which come again in later calls."""
     return x[0, :2].sign()
 
 
@@ -434,10 +434,10 @@ def list_and_exception() -> Program:
 
 
 def names() -> list[str]:
-    """Of those that replay."""
+    """Names of the programs that are expected to replay."""
     return [name for name in PROGRAMS if name not in UNSTEADY | EAGER]
 
 
 def settled() -> dict[str, Any]:
-    """All that are to be recorded."""
+    """The programs that are expected to replay, by name."""
     return {name: PROGRAMS[name] for name in names()}

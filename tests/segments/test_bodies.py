@@ -68,7 +68,7 @@ def both(name: str, calls: int = CALLS) -> Any:
 
 
 def compared(make: Callable[[], Program], calls: int = CALLS) -> Any:
-    """The same for a program that no name stands for."""
+    """As ``both``, for a program that is not in the table."""
     set_rng_state(torch.Generator(rng_device()).manual_seed(5).get_state())
     expected, _ = run(make(), calls, captured=False)
     set_rng_state(torch.Generator(rng_device()).manual_seed(5).get_state())
@@ -84,7 +84,8 @@ def rng_device() -> torch.device:
 
 
 def says_that_it_gave_up(counters: Any) -> None:
-    """As its reads are others in each call. Where recordings execute nothing these come to nothing before."""
+    """A finding says that the function reads other values in each call. Where recording executes nothing, recordings
+    fail before that."""
     told = [(one.code, one.severity.name) for one in counters.findings]
     assert ("CG201", "EAGER") in told or (not EXECUTES and "CG906" in dict(told)), told
 

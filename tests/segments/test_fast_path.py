@@ -59,7 +59,7 @@ def test_reads_are_followed_without_the_general_way(grad: bool, monkeypatch: pyt
 
 
 def test_value_without_a_recording_leaves_the_fast_path() -> None:
-    """What the first segment wrote is put back, and the call is made in another way, once."""
+    """What the first segment wrote is undone, and the call goes the general way, once."""
     found, expected = torch.zeros(4), torch.zeros(4)
     f = capture(branch)
     with torch.no_grad():

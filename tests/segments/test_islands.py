@@ -96,7 +96,7 @@ def test_text_is_printed_once_a_call_and_in_order(capsys: pytest.CaptureFixture[
 
 
 def test_state_that_an_island_changes_later_is_seen() -> None:
-    """The first calls do not show it: it is looked at after each island, and before each call."""
+    """The first calls do not show the change, so state is compared after each island and before each call."""
 
     class Settings:
         scale = 1.0
@@ -276,12 +276,12 @@ def test_looking_ahead_leaves_no_trace_in_python() -> None:
 
 
 def test_what_raised_is_let_go_with_its_error() -> None:
-    """As eager code lets go of it: without the collector, which may come late, while memory of a device is short."""
+    """As in eager code, without waiting for the collector, since memory of a device may be short meanwhile."""
     held: list[weakref.ref[Any]] = []
     due: list[int] = []
 
     class Held:
-        """Something that only the frame of a body has."""
+        """An object that only the body's frame refers to."""
 
     def hold() -> Held:
         held.append(weakref.ref(one := Held()))

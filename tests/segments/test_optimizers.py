@@ -21,7 +21,7 @@ pytestmark = [] if REPLAYS else [pytest.mark.filterwarnings("ignore::capture.Cap
 
 
 class CountsInPython(optim.Optimizer):
-    """Its numbers follow from a counter."""
+    """An optimizer that counts its steps in a Python attribute."""
 
     def __init__(self, params: Any, lr: float = 1e-2) -> None:
         super().__init__(params, {"lr": lr})
@@ -41,7 +41,7 @@ class CountsInPython(optim.Optimizer):
 
 
 class CountsInState(optim.Optimizer):
-    """As above, one counter for each parameter."""
+    """An optimizer that counts steps in Python, in the state of each parameter."""
 
     def __init__(self, params: Any, lr: float = 1e-2) -> None:
         super().__init__(params, {"lr": lr})
@@ -119,7 +119,7 @@ class Step:
         self.function: Any = step
 
     def state(self) -> list[Any]:
-        """All that a step leaves."""
+        """Weights, gradients and the optimizer's state after a step."""
         parameters = list(self.model.parameters())
         grads = [None if one.grad is None else one.grad.clone() for one in parameters]
         schedule = None if self.schedule is None else self.schedule.state_dict()

@@ -57,7 +57,7 @@ def nonzero(m: Any, x: Tensor) -> Tensor:
 
 
 def masked(m: Any, x: Tensor) -> Tensor:
-    """Its backward pass asks for values, too."""
+    """A region whose backward pass makes the host read values, too."""
     y = m.a(x)
     return torch.tanh(m.b(y[x[:, 0] > 0]))
 

@@ -283,7 +283,7 @@ def program(body: Callable[..., Any]) -> Callable[[], Program]:
 
 
 def test_a_default_device_stands_not_between() -> None:
-    """Where one is set, functions of torch pass through Python of its own."""
+    """A default device adds Python code to calls of torch's functions, and the value is still read anew."""
     with torch.device(DEVICE):
         counters = recordings(compared(program(in_a_tuple)))
     assert counters.replays >= CALLS // 2, str(counters)

@@ -15,7 +15,7 @@ from capture.state.code_run import code_run
 
 
 def function_of(module: str, text: str, **names: Any) -> Any:
-    """A function as if that module had it."""
+    """A function whose globals say that it belongs to that module."""
     scope: dict[str, Any] = {"__name__": module, **names}
     exec(text, scope)  # noqa: S102 - so that its globals have another module's name
     return scope["run"]
@@ -26,7 +26,7 @@ def users() -> int:
 
 
 def test_code_of_dynamo_does_not_count_but_what_it_calls_does() -> None:
-    """Its own counters differ in every call."""
+    """Counters of dynamo's own code differ in every call, so that guards on them would never hold."""
     wrapper = function_of("torch._dynamo.eval_frame", "def run(f): return f()")
     with code_run() as found:
         wrapper(users)
