@@ -44,7 +44,8 @@ def test_it_is_a_share_of_what_recordings_may_take(monkeypatch: pytest.MonkeyPat
     with config.patch(memory_limit=float(1 << 34)):
         assert undo.most_undo(1 << 40) == 1 << 31
     monkeypatch.setattr(undo, "LEAST_UNDO", 16 * KIB)
-    with config.patch(memory_limit=float(1024 * KIB)):
+    monkeypatch.setattr(undo, "UNDO_SHARE", 512)
+    with config.patch(memory_limit=float(128 * 512 * KIB)):  # the pool of a device is some MiB
         assert replays(64 * KIB) > 3
         with pytest.warns(CaptureWarning, match="would have to be kept"):
             assert replays(256 * KIB) == 0
