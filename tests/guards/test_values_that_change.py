@@ -76,8 +76,14 @@ def _ever_new(change: Callable[[int], object], function: Any, plain: Any) -> str
 
 def test_ever_new_values_end_eagerly_and_are_named() -> None:
     kept = Config()
-    net = Net(kept)
-    finding = _ever_new(lambda turn: setattr(kept, "scale", 1.0 / (turn + 1)), capture(Net(kept)), net)
+
+    class Compared(Net):
+        @override
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x) if getattr(self.kept, "scale") > 0 else x  # noqa: B009 - set by the test
+
+    net = Compared(kept)
+    finding = _ever_new(lambda turn: setattr(kept, "scale", 1.0 / (turn + 1)), capture(Compared(kept)), net)
     assert "self.kept.scale" in finding
 
 
