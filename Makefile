@@ -74,7 +74,7 @@ CC ?= cc
 test-native: $(STAMP)
 	rm -rf $(NATIVE)
 	mkdir -p $(NATIVE)
-	cp -r capture tests setup.py pyproject.toml $(NATIVE)
+	cp -r capture tests docs setup.py pyproject.toml $(NATIVE)
 	rm -f $(NATIVE)/capture/native/*.so
 	$(CC) -fsanitize=address -fno-omit-frame-pointer -g -O1 -shared -fPIC \
 	  -I"$$($(call CONFIG_OF,$(BIN)/python,path("include")))" $(NATIVE)/capture/native/*.c \
