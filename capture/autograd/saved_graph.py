@@ -81,24 +81,6 @@ class ForwardOutputs(_ForwardOutputs):
     """Of a replay whose backward pass may draw again: what the generator of the CPU drew from as it began."""
 
 
-def _bare_beside(pair: ForwardOutputs) -> Iterator[torch.Tensor]:
-    """Tensors in the result without a graph on the memory of one that gets one, as ``y.detach()`` beside ``y``."""
-    attached = {id(one) for one in pair.attached}
-    storages = {one.untyped_storage()._cdata for one in pair.attached if one.layout is torch.strided}
-    for _, leaf in result_leaves(pair.result):
-        is_bare = type(leaf) is torch.Tensor and id(leaf) not in attached and leaf.layout is torch.strided
-        if is_bare and leaf.untyped_storage()._cdata in storages:
-            yield leaf
-
-
-def with_bare_apart(pair: ForwardOutputs) -> ForwardOutputs:
-    """A replay builds them as views of each other. Those that get no graph are to be none that autograd knows."""
-    bare = {id(one): one.detach() for one in _bare_beside(pair)}
-    made = pair._replace(result=_replaced(pair.result, bare))
-    made.program, made.is_replay, made.begin_state = pair.program, pair.is_replay, pair.begin_state
-    return made
-
-
 def lies_apart(pair: ForwardOutputs) -> bool:
     """Nothing that the user gets shares memory with what the backward pass needs: no write of the user's could spoil
     it, which autograd would have to find."""
@@ -324,8 +306,6 @@ class SavedGraph:
     """The backward pass writes into saved tensors: it can run once with the same ones."""
     saves_apart: bool | None = None
     """Whether all of ``saved`` lie apart from what the user gets in each replay, once that was looked at."""
-    shows_bare: bool = False
-    """Some of the result gets no graph and lies on the memory of what gets one."""
     raised: int = 0
     """``id`` of what autograd raised in the last pass that ended so, for who asks whose error that is."""
     modified: bool = False
@@ -582,7 +562,6 @@ class GraphSaver:
             saved = self._find_saved(list(detached.values()))
         pair = ForwardOutputs(_replaced(result, detached), tuple(detached.values()), tuple(saved))
         pair.program = self.program
-        self.program.shows_bare = next(_bare_beside(pair), None) is not None
         self._pair = pair
         self._let_go()
         return pair

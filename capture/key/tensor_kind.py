@@ -81,6 +81,20 @@ class TensorKind:
         return tensor.__dict__.keys() >= self.attributes.keys()
 
 
+class WithoutGraph:
+    """A tensor that gets no graph, on the memory of one that gets one: no view that autograd knows."""
+
+    @staticmethod
+    def is_of(tensor: torch.Tensor) -> bool:
+        """See ``TensorKind``. Nobody can tell."""
+        return False
+
+    @staticmethod
+    def given_to(tensor: torch.Tensor) -> torch.Tensor:
+        """The same."""
+        return tensor.detach()
+
+
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
     """Attributes that code set on the tensor, without those that Dynamo sets."""
     return {name: value for name, value in tensor.__dict__.items() if not name.startswith("_dynamo_")}

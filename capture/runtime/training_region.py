@@ -25,7 +25,7 @@ from typing_extensions import override
 from capture.autograd import accumulate_grad, higher_order, leaf_swap
 from capture.autograd.backward_timer import BackwardTimer
 from capture.autograd.recomputation import drawing_from
-from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart, with_bare_apart
+from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
 from capture.core.config import current as current_config
 from capture.core.config import using
 from capture.core.errors import CaptureBug, CaptureError
@@ -256,8 +256,6 @@ class Region:
         done ``again``."""
         frame: Frame | None = None
         try:
-            if program.shows_bare and is_replay and not again:
-                pair = with_bare_apart(pair)
             inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
             frame = Frame(self, program, inner, kept, pair.attached)
             if program.again.blocks:

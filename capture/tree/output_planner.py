@@ -11,6 +11,7 @@ from attrs import evolve
 
 from capture.core.options import Outputs
 from capture.engines.base import Block, Geometry, Pool
+from capture.key.tensor_kind import TensorKind, WithoutGraph
 from capture.observe.described import KeptEffect, KeptLeaf, kinds_of
 from capture.state.source import Source
 from capture.tree.liveness import Again, SharedStorage
@@ -66,7 +67,7 @@ def plan_outputs(
     is_inference = any(leaf.kind == "fresh" and leaf.value.is_inference() for leaf in leaves)
     inference = is_inference and not torch.is_inference_mode_enabled()
     shared_storages = tuple(_source(pool, one, again.get(id(leaves[one.positions[0]].value), "no")) for one in made)
-    kinds = tuple(kinds_of(leaves).items())
+    kinds = _kinds(made, leaves, getattr(result, "attached", ()))
     alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not (inference or effects or kinds)
     gradients, taken, others = _gradients(made, effects, slots)
     shared = _shared_gradients(made, effects, len(outputs), gradients)
@@ -80,6 +81,20 @@ def plan_outputs(
         numbers=tuple(range(len(made))), first_positions=tuple(group.positions[0] for group in made), slots=taken,
         others=(tuple(number for number in range(len(made)) if number not in gradients), others),
     )  # fmt: skip
+
+
+def _kinds(
+    groups: Sequence[OutputGroup], leaves: Sequence[KeptLeaf], attached: Sequence[torch.Tensor]
+) -> tuple[tuple[int, TensorKind | WithoutGraph], ...]:
+    """By position, what leaves are beside their memory. Of groups of which some become part of the caller's graph, the
+    other ones, such as ``y.detach()`` beside ``y``, are to get none: a replay builds them as views of each other."""
+    joined = {id(one) for one in attached}
+    found: list[tuple[int, TensorKind | WithoutGraph]] = [*kinds_of(leaves).items()]
+    for group in groups:
+        others = [position for position in group.positions if id(leaves[position].value) not in joined]
+        if 0 < len(others) < len(group.positions):
+            found += [(position, WithoutGraph()) for position in others]
+    return tuple(found)
 
 
 def _gradients(

@@ -99,3 +99,29 @@ def test_a_detached_result_beside_the_one_that_it_is_of(*, is_part: bool) -> Non
             told.append([y.tolist(), seen.tolist(), gradient.tolist()])
         assert told[0] == told[1]
     assert recordings(captured).replays >= 4
+
+
+def test_a_detached_result_on_an_attribute() -> None:
+    """As hooks keep what a layer gave."""
+    weight = torch.full((4,), 1.5, device=DEVICE, requires_grad=True)
+    kept: dict[str, torch.Tensor] = {}
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        y = weight * x
+        kept["y"] = y.detach()
+        return y
+
+    captured = capture(body)
+    for number in range(8):
+        x = torch.full((4,), float(number), device=DEVICE)
+        told = []
+        for function in (captured, body):
+            weight.grad = None
+            y, seen = function(x), kept["y"]
+            assert not seen.requires_grad
+            seen.add_(1)
+            y.sum().backward()
+            gradient: Any = weight.grad
+            told.append([y.tolist(), seen.tolist(), gradient.tolist()])
+        assert told[0] == told[1]
+    assert recordings(captured).replays >= 4
