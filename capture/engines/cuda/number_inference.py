@@ -245,8 +245,17 @@ def _places(
     covered = {at for place in places for at in _span(place)}
     left = {at for at in block.varies - block.noise - covered if not _is_address(at, samples, node)}
     if left:
-        return NumberRefusal(f"a parameter follows the number in an unknown way (byte {min(left)})", node)
+        return NumberRefusal(
+            f"a parameter follows the number in an unknown way (byte {min(left)}: {_told(min(left), samples, node)})",
+            node,
+        )
     return places
+
+
+def _told(at: int, samples: Sequence[NumberSample], node: int) -> str:
+    """The word around a byte in each capture; a star marks an address of the recording's own memory."""
+    words = [(one.nodes[node].words[at // 8], one.is_own_memory) for one in samples]
+    return ", ".join(f"{word:#x}{'*' * is_own(word)}" for word, is_own in words)
 
 
 def _is_address(at: int, samples: Sequence[NumberSample], node: int) -> bool:
