@@ -88,12 +88,12 @@ def _kinds(
 ) -> tuple[tuple[int, TensorKind | WithoutGraph], ...]:
     """By position, what leaves are beside their memory. Of groups of which some become part of the caller's graph, the
     other ones, such as ``y.detach()`` beside ``y``, are to get none: a replay builds them as views of each other."""
-    joined = {id(one) for one in attached}
-    found: list[tuple[int, TensorKind | WithoutGraph]] = [*kinds_of(leaves).items()]
+    joined, kinds = {id(one) for one in attached}, kinds_of(leaves)
+    found: list[tuple[int, TensorKind | WithoutGraph]] = [*kinds.items()]
     for group in groups:
         others = [position for position in group.positions if id(leaves[position].value) not in joined]
         if 0 < len(others) < len(group.positions):
-            found += [(position, WithoutGraph()) for position in others]
+            found += [(position, WithoutGraph()) for position in others if position not in kinds]
     return tuple(found)
 
 

@@ -125,3 +125,20 @@ def test_a_detached_result_on_an_attribute() -> None:
             told.append([y.tolist(), seen.tolist(), gradient.tolist()])
         assert told[0] == told[1]
     assert recordings(captured).replays >= 4
+
+
+def test_a_parameter_on_the_memory_of_a_result() -> None:
+    weight = torch.full((4,), 1.5, device=DEVICE, requires_grad=True)
+
+    def body(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = weight * x
+        return y, nn.Parameter(y.detach(), requires_grad=False)
+
+    captured = capture(body)
+    for number in range(8):
+        x = torch.full((4,), float(number), device=DEVICE)
+        told = []
+        for function in (captured, body):
+            y, shown = function(x)
+            told.append((y.tolist(), type(shown), shown.requires_grad, shown.tolist()))
+        assert told[0] == told[1]
