@@ -197,7 +197,15 @@ def test_row_106_none_and_ints_pass_through() -> None:
     assert f(rand(4))[3] is not f(rand(4))[3]
 
 
-@pytest.mark.parametrize("read", [float, Tensor.item, lambda s: s.tolist()])
+def test_row_107_a_number_that_is_only_returned_is_read_anew() -> None:
+    """Each replay reads it where the body reads it by a name of its own."""
+    f = capture(lambda x: (float(x.sum()), x + 1))
+    for i in range(5):
+        x = rand(4, seed=i)
+        same(f(x), (float(x.sum()), x + 1))
+
+
+@pytest.mark.parametrize("read", [Tensor.item, lambda s: s.tolist()])
 def test_row_107_python_values_of_data_are_refused(read: Any) -> None:
     """A body that turns data into a Python value runs eagerly, with one warning that names the line."""
 
