@@ -227,6 +227,9 @@ def changing_places(captured: Captured, entry: Entry) -> Changing | None:
             found = _differing_places(captured, entry.key, candidate.key)
             if found:
                 places, then = zip(*found, strict=True)
+                written = {effect.path for effect in candidate.facts.effects}
+                if not written.isdisjoint(place.path for place in places):
+                    return None  # the body sets it itself, as from a clock, which an undone run would advance
                 return Changing(places, then, candidate.facts)
     return None
 
