@@ -422,6 +422,7 @@ def test_without_the_driver_it_is_recorded_again(monkeypatch: pytest.MonkeyPatch
 
 
 @needs_cuda
+@pytest.mark.filterwarnings("ignore:CG901:capture.CaptureWarning")  # a recording with breaks follows no tensor
 @pytest.mark.parametrize("why", ["no driver", "breaks"])
 def test_what_is_refused_without_a_second_capture_costs_no_other_recording(
     why: str, monkeypatch: pytest.MonkeyPatch
