@@ -363,7 +363,8 @@ def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
         return [Source("root", value.__self__, None, f"{source.path}.__self__", source)]
     if isinstance(value, functools.partial):
         parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
-        return [Source("root", part, None, f"{source.path}.{name}", source) for name, part in parts.items()]
+        found = [Source("root", part, None, f"{source.path}.{name}", source) for name, part in parts.items()]
+        return found + (_attribute_sources(state, source, value) if value.__dict__ else [])
     if type(value) is weakref.ref:
         return [one for one, _ in _root(source, value())]
     if (content := content_of(value)) is not None:

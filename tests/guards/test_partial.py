@@ -36,3 +36,16 @@ def test_another_state(state: tuple[Any, ...], *, is_captured: bool) -> None:
             x = torch.full((3,), float(number), device=DEVICE)
             assert torch.equal(captured(x), part(x))
     assert recordings(captured).replays >= 5
+
+
+def test_a_number_on_it_that_changes() -> None:
+    part: Any = functools.partial(_times, factor=2.0)
+    part.scale = 3.0
+    captured = capture(lambda x: part(x) * part.scale)
+    with torch.no_grad():
+        for number in range(10):
+            if number == 5:
+                part.scale = 4.0
+            x = torch.full((3,), float(number), device=DEVICE)
+            assert torch.equal(captured(x), x * 2.0 * part.scale)
+    assert vars(part) == {"scale": 4.0}
