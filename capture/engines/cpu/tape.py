@@ -358,7 +358,9 @@ class Tape:
             return None
 
     def _gives_out(self, function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]) -> bool:
-        outs = [self.registers[out[1]] for out in step.outs if out is not None]
+        # tensors of its own: an operator that wants a larger result leaves it with that shape, on the memory of the
+        # smaller one, and whoever writes it then writes beyond its block
+        outs = [_view_of(*self._geometries[out[1]]) for out in step.outs if out is not None]
         for out in outs:
             _fill(out)
         sources = [(out.data_ptr(), out.shape, out.stride()) for out in outs]
