@@ -69,4 +69,5 @@ def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Po
     return plan_outputs(
         policy, watched.result, described.outputs, described.effects, recorded.blocks,
         watched.arguments, owners.__getitem__, pool, callers, _again(captured, watched.result),
+        watched.result.attached if type(watched.result) is ForwardOutputs else (),
     )  # fmt: skip

@@ -30,9 +30,10 @@ def plan_outputs(
     pool: Pool,
     callers: dict[int, Source],
     again: Mapping[int, Again],
+    attached: Sequence[torch.Tensor],
 ) -> OutputPlan:
     """The plan for what one recording run left. ``blocks``: as in ``Recorded``. ``again``: by ``id``, which tensors may
-    be handed out again."""
+    be handed out again. ``attached``: those of a region that are part of the caller's graph."""
     leaves = [*outputs, *(leaf for effect in effects for leaf in effect.leaves)]
     groups: dict[int, tuple[Block, list[int], list[Geometry]]] = {}
     aliases, constants, empties, repeats, reads = [], [], [], [], []
@@ -67,7 +68,7 @@ def plan_outputs(
     is_inference = any(leaf.kind == "fresh" and leaf.value.is_inference() for leaf in leaves)
     inference = is_inference and not torch.is_inference_mode_enabled()
     shared_storages = tuple(_source(pool, one, again.get(id(leaves[one.positions[0]].value), "no")) for one in made)
-    kinds = _kinds(made, leaves, getattr(result, "attached", ()))
+    kinds = _kinds(made, leaves, attached)
     alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not (inference or effects or kinds)
     gradients, taken, others = _gradients(made, effects, slots)
     shared = _shared_gradients(made, effects, len(outputs), gradients)
