@@ -459,7 +459,7 @@ def test_an_output_that_is_kept_for_ever_does_not_make_the_path_grow(monkeypatch
         assert bits(z) == bits(torch.sin(y * 3))
     assert all(bits(one) == bits(torch.sin(inputs(0) * 2)) for one in kept)
     assert [bits(one) for one in views] == [bits(one[0]) for one in kept]
-    assert recordings(second).recordings <= 4
+    assert recordings(second).recordings <= 5  # one of them beside what is kept
     assert recordings(second).replays >= 16
 
 

@@ -44,7 +44,10 @@ PLACES = ["in the body", "behind the body", "behind the engine"]
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where a signal comes, once, in a recording run; its handler raises. The run counts as captured alone."""
-    notes = Notes()  # what is undone leaves them
+    notes, where = (
+        Notes(),
+        request.param,
+    )  # what is undone leaves them; through ``request`` a run would see all of pytest
 
     def ring(*_: object) -> None:
         raise Late("by a signal")
@@ -52,7 +55,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     def stopped(place: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
-            if place == request.param and notes.all() == ["recording"]:
+            if place == where and notes.all() == ["recording"]:
                 notes.add("rung")
                 signal.raise_signal(signal.SIGUSR1)
             return result
@@ -70,7 +73,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(run_module, "_compare", stopped("behind the body", run_module._compare))
     monkeypatch.setattr(CpuBackend, "record", stopped("behind the engine", captured))
     before = signal.signal(signal.SIGUSR1, ring)
-    yield request.param
+    yield where
     signal.signal(signal.SIGUSR1, before)
     assert notes.all()[:2] == ["recording", "rung"]
 

@@ -76,7 +76,8 @@ PROGRAMS: dict[str, Program] = {
         r"'x' \(2nd argument\), shape: 16 values in 16 calls \(\((\d+), \1\), ",
     ),
     "a global that is replaced": Program(
-        lambda x: torch.relu(x) * CONTEXT.scale, lambda _: (X,), set_context, "CONTEXT.scale'.*: 16 values in 16 calls"
+        lambda x: torch.relu(x) * max(CONTEXT.scale + 1, 0), lambda _: (X,), set_context,
+        "CONTEXT.scale'.*: 16 values in 16 calls",
     ),
     "an ever-changing float": Program(
         scaled, lambda number: (X, 1.0 / (number + 1)), nothing,

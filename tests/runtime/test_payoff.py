@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from capture import capture, config, recordings
 from capture.autograd.backward_timer import BackwardTimer
-from capture.runtime import payoff
+from capture.runtime import lives, payoff
 from capture.runtime.payoff import AFTER, BODIES, Payoff
 from capture.tree import thread_trees
 from tests.support.device import DEVICE
@@ -41,6 +41,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     thread_trees.forget_trees()
+    lives.forget()
     with config.patch(cache=False, drop_slow=True), torch.no_grad():
         yield
 
