@@ -58,10 +58,9 @@ def plan_outputs(
             aliases.append((position, _alias(leaf, base)))
     structures = Structures(iter(range(len(leaves))), callers)
     skeleton = structures.skeleton(result)
-    slots = tuple(
-        slot_of_change(change, None if change.amount is not None else structures.skeleton(change.after))
-        for change in (effect.change for effect in effects)
-    )
+    changes = [effect.change for effect in effects]
+    afters = [None if change.amount is not None else structures.skeleton(change.after) for change in changes]
+    slots = tuple(map(slot_of_change, changes, afters))
     made = tuple(
         OutputGroup(block, tuple(p), tuple(g), tuple(leaves[one].path for one in p)) for block, p, g in groups.values()
     )

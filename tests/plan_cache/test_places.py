@@ -216,10 +216,10 @@ def test_all_files_stay_within_the_limit_and_those_unused_for_longest_go(directo
     limit = 20 * 4096
     with config.patch(cache_limit=limit):
         run(described, 0)
-        hot = only_file(directory)
+        hot, ages = only_file(directory), dict[Path, int]()
         for number in range(1, 60):
-            for path in files(directory):
-                os.utime(path, (time.time() - 1000 + number,) * 2) if path != hot else None
+            for path in files(directory):  # each used at another time: of equal ones any may go
+                os.utime(path, (time.time() - 1000 + ages.setdefault(path, number),) * 2) if path != hot else None
             os.utime(hot, (time.time() - 500,) * 2)  # so long ago that a use is noted
             run(described, number, num_calls=1)
             assert_loaded(run(described, 0, num_calls=1))
