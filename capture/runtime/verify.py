@@ -34,6 +34,8 @@ Results = list[tuple[str, torch.Tensor | str]]
 """Values by path."""
 NO_MEMORY = "memory does not suffice to compare it with eager"
 OTHERS_DRAW = "another thread draws from the same generator meanwhile"
+_DOUBTS = 4
+"""Comparisons that find the recording wrong before that is believed, where another thread may draw in between."""
 _NOISE = 8
 """Times what two runs of a body differ by: a third is no further off. What was read at a wrong address is."""
 
@@ -289,8 +291,10 @@ class Comparison:
         native.committed(bool, (), lambda _: before.put_back(self.call.named_roots, after))
         _, again = put_back_after(lambda: self.taken(self._body()), after, self.call)
         wrong = _first_wrong(different, ours, theirs, again)
-        if wrong is None and after.generators and others_may_run():
-            # another thread may have drawn before one run's draws and after the other's, as many numbers each time
+        if (wrong is None or self.node.doubts < _DOUBTS) and after.generators and others_may_run():
+            # another thread may have drawn before one run's draws and after the other's, as many numbers each time;
+            # what is wrong is so every time
+            self.node.doubts += wrong is not None
             captured.log.add("verify", OTHERS_DRAW)
             return Verified(self.eager, undecided=OTHERS_DRAW)
         captured.log.add("verify", f"{_names(ours, different)} differs")

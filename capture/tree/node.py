@@ -67,6 +67,8 @@ class Node:
     """Numbers of the nodes with the same key that continue where this one comes to a break, and of those that this one
     continues."""
     verified: bool = False
+    doubts: int = 0
+    """Times it was found to be wrong where another thread may have drawn in between."""
     proofs: dict[Any, Any] = field(factory=dict)
     """Results of comparing replays with bodies of smaller sizes, and how much is cut off the results
     (``runtime.buckets``)."""
