@@ -27,7 +27,7 @@ from capture.runtime import branches, gradient_offload, record_failure
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
 from capture.runtime.inputs import generators_of, inputs_for, moving_paths
-from capture.runtime.record_outputs import own_values, plan_recorded
+from capture.runtime.record_outputs import kept_values, own_values, plan_recorded
 from capture.runtime.replay import count_writes, tell
 from capture.runtime.verdict import Reply, Verdict, done
 from capture.state import body_run
@@ -207,7 +207,8 @@ def _result(
     assert described is not None
     if not recorded.executed and not undo:
         begun = outputs.done_by([one.change for one in described.effects], call.named_roots)
-        return _first_replay(captured, entry, node, tree, call, uncounted, begun)
+        own = outputs.own_reads(kept_values(described))
+        return _first_replay(captured, entry, node, tree, call, uncounted, begun, own)
     result = None
     if recorded.executed:
         values = outputs.adopt(own_values(outputs, call, described))
@@ -273,14 +274,14 @@ def _as_planned(expected: CapturePlan | None, recorded: CapturePlan) -> bool:
 
 
 def _first_replay(
-    captured: Captured, entry: Entry, node: Node, tree: Tree, call: Call, uncounted: Sequence[int], begun: Begun
-) -> Any:
+    captured: Captured, entry: Entry, node: Node, tree: Tree, call: Call, uncounted: Sequence[int], begun: Begun,
+    values: list[Any],
+) -> Any:  # fmt: skip
     """What makes a call happen that was only captured so far, and all that has to follow then. ``uncounted``: see
-    `count_writes`; ``begun``: see `EffectSlot.apply`."""
+    `count_writes`; ``begun``: see `EffectSlot.apply`; ``values``: the leaves, with those that the run itself read."""
     recording, outputs = node.recording, node.outputs
     assert recording is not None
     assert outputs is not None
-    values: list[Any] = [None] * outputs.count
     tries: list[bool] = []
 
     def finish(ended: bool) -> Any:

@@ -20,10 +20,11 @@ from capture.tree.outputs import OutputPlan
 def own_values(outputs: OutputPlan, call: Call, described: DescribedRun) -> list[Any]:
     """The values that the run itself left, with the caller's tensors in place of staged ones."""
     owners = {one.path: one.owners[0][1] for one in described.implicit if one.owners}
-    return outputs.own_values(_kept_values(described), call.leaves, owners.__getitem__)
+    return outputs.own_values(kept_values(described), call.leaves, owners.__getitem__)
 
 
-def _kept_values(described: DescribedRun) -> list[Any]:
+def kept_values(described: DescribedRun) -> list[Any]:
+    """Each leaf of the results and the effects, as the run left it."""
     return [
         leaf.value for leaf in (*described.outputs, *(one for effect in described.effects for one in effect.leaves))
     ]

@@ -368,6 +368,14 @@ class OutputPlan:
         pairs = zip(self.effects, changes, strict=True)
         return [(slot, DONE) for slot, change in pairs if slot.is_done(change, named_values)]
 
+    def own_reads(self, kept: Sequence[Any]) -> list[Any]:
+        """For ``build``, where the recording run's own reads are the call's: they have happened once, and no replay
+        of the last segment repeats them."""
+        values: list[Any] = [None] * self.count
+        for position, _ in self.reads:
+            values[position] = kept[position]
+        return values
+
     def own_values(
         self, kept: Sequence[Any], leaves: Sequence[Any], statics: Callable[[str], torch.Tensor]
     ) -> list[Any]:
