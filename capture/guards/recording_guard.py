@@ -11,6 +11,7 @@ A tensor that moves is replaced in the list. Another recording of the same funct
 from __future__ import annotations
 
 import functools
+import sys
 import types
 import weakref
 from collections.abc import Callable, Sequence, Set, Sized
@@ -28,6 +29,7 @@ from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_meta import merged, range_of, span_bytes
 from capture.native import native
 from capture.observe.described import DescribedRun, ImplicitInput
+from capture.observe.dropped import holders_of, references_to
 from capture.observe.islands import StateChange
 from capture.observe.run import ObservedRun
 from capture.state.call import Call
@@ -264,6 +266,10 @@ def make_recording_guard(
                 guard.structure.append(Guard("value", Source("call", looks, None, source.path), True))
             else:
                 guard.structure.append(Guard("value", place, beside))
+    held = [
+        _Held(_add_place(guard, before, before.sources[path][0], replaced, seen)) for path in sorted(before.dropped)
+    ]
+    guard.structure += [Guard("value", Source("call", one, None, one.place.path), True) for one in held]
     guard.arguments = [
         StaticArgument(position, path, tensor.data_ptr())
         for position, path, tensor in static_arguments if tensor.numel()
@@ -349,6 +355,31 @@ def _is_view_of(owner: StaticOwner, place: Source, geometry: Geometry) -> bool:
     value = place.get()
     same = isinstance(value, torch.Tensor) and value.untyped_storage() is owner.tensor.untyped_storage()
     return same and Geometry.of(value) == geometry
+
+
+@define(eq=False)
+class _Held:
+    """A container that the body fills and then puts an equal one in the place of. A replay does neither, so nobody may
+    have it but the place itself. Who has it is looked up once, and what is counted then has to stay so."""
+
+    place: Source
+    count: int = 0
+
+    def __call__(self) -> bool:
+        count = sys.getrefcount(self.place.get())
+        if self.count == 0 and _is_held_by_one(self.place):
+            self.count = count
+        return count == self.count
+
+
+def _is_held_by_one(place: Source) -> bool:
+    """Only this place has the object that it leads to, besides guards: as many references to it are not seen as to a
+    new dict that only a list has."""
+    values = [place.get(), {}]
+    holders = [[holder for holder in holders_of(value) if holder is not values] for value in values]
+    others = [holder for holder in holders[0] if type(holder) not in (native.Guards, Guard, Source)]
+    unseen = {sys.getrefcount(values[at]) - references_to(values[at], held) for at, held in enumerate(holders)}
+    return len(others) == 1 and len(unseen) == 1
 
 
 def _add_place(guard: RecordingGuard, before: Snapshot, source: Source, replaced: set[str], seen: set[str]) -> Source:

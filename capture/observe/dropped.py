@@ -1,7 +1,8 @@
 """Containers that the body filled, and then put others in their places: only the snapshot of the state before has them.
 
 A gradient scaler keeps what its step found in a dict, and takes a new dict for the next step. The old one was there
-before the body ran, so the snapshot holds it, and with it the tensors that the body put there. They are of no more use.
+before the body ran, so the snapshot holds it, and with it the tensors that the body put there. They are of no more use,
+and no graph can be closed while they take memory of its pool.
 """
 
 from __future__ import annotations
@@ -15,28 +16,29 @@ from typing import Any
 
 import torch
 
+from capture.state.diff import content_before
+from capture.state.effects import put_members
 from capture.state.snapshot import Change, Snapshot
-from capture.torch_private.capabilities import storage_use_count, use_count
 
 _CONTAINERS = (dict, list, defaultdict, OrderedDict)
 _MOST = 1_000  # objects in such containers that are looked at
 
 
-def dropped_tensors(before: Snapshot, changes: Sequence[Change]) -> set[int]:
-    """``id`` of the storages of tensors that lie in such containers alone. All objects of the process are looked at
-    for who holds them, so this is asked only where a tensor would keep the body from being recorded."""
+def empty_dropped(before: Snapshot, changes: Sequence[Change]) -> None:
+    """Give such containers the members back that they had before the run, so that the tensors in them are freed. All
+    objects of the process are looked at for who holds them, so this is asked only where a tensor would keep the body
+    from being recorded."""
     old = [before.sources[path][1] for path in before.rebuilt if path in before.sources]
     old += [one.before for one in changes if not one.container]
-    inside = list(_inside([one for one in old if type(one) in _CONTAINERS]))
-    del old
+    old = [one for one in old if type(one) in _CONTAINERS]
+    inside = list(_inside(old))
     tensors = [one for one in inside if type(one) is torch.Tensor]
-    if not tensors or len(inside) >= _MOST or not _are_held_alone(before, inside, tensors):
-        return set()
-    return {
-        id(one.untyped_storage())
-        for one in tensors
-        if use_count(one) <= 1 and storage_use_count(one.untyped_storage()) <= 2  # its own, and the object asked
-    }
+    if not tensors or len(inside) >= _MOST or not _are_held_alone(before, inside, tensors, old):
+        return
+    for one in old:
+        known = content_before(before, one)
+        if known is not None:
+            put_members(one, known[1], known[0])
 
 
 def _inside(containers: Iterable[Any]) -> Iterator[Any]:
@@ -61,14 +63,20 @@ def _are_held_alone(before: Snapshot, *lists: list[Any]) -> bool:
     for pairs in (before.sources.values(), before.entered, before.members, before.states, before.flags):
         ours |= {id(pairs), *map(id, pairs)}
     ours |= {id(source) for source, _ in before.sources.values()}
-    unseen = list[int]()
+    unseen = set[int]()
     for one in inside:
-        holders = [held for held in gc.get_referrers(one) if type(held) is not types.FrameType]
+        holders = holders_of(one)
         if any(id(holder) not in ours and type(holder) is not Change for holder in holders):
             return False
-        unseen.append(sys.getrefcount(one) - _references(holders, id(one)))
-    return len(set(unseen)) == 1
+        unseen.add(sys.getrefcount(one) - references_to(one, holders))
+    return len(unseen) == 1
 
 
-def _references(holders: Iterable[Any], of: int) -> int:
-    return sum(id(held) == of for holder in holders for held in gc.get_referents(holder))
+def holders_of(one: Any) -> list[Any]:
+    """What the collector knows to have it. It knows of no local names."""
+    return [held for held in gc.get_referrers(one) if type(held) is not types.FrameType]
+
+
+def references_to(one: Any, holders: Iterable[Any]) -> int:
+    """How many references to it these have."""
+    return sum(held is one for holder in holders for held in gc.get_referents(holder))

@@ -36,7 +36,7 @@ from capture.key.tensor_kind import attributes_of, is_leaf, kept_for_gradients
 from capture.key.tensor_meta import alias_groups, storage_of, tensor_info
 from capture.observe import gradient_uses, written_lines
 from capture.observe.described import MADE, DescribedRun, ImplicitInput, KeptEffect, KeptLeaf, kinds_of
-from capture.observe.dropped import dropped_tensors
+from capture.observe.dropped import empty_dropped
 from capture.observe.kept_value import KeptReads
 from capture.observe.result_objects import identity_text, is_copied, is_value
 from capture.observe.returned_value import returned_at
@@ -162,7 +162,7 @@ def _escapes(watched: ObservedRun, kept: set[int]) -> list[Produced]:
     """Tensors made by the body that outlive it, except those on the storages in ``kept``."""
     left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
     if left:
-        kept = kept | dropped_tensors(watched.before, watched.changed)
+        empty_dropped(watched.before, watched.changed)
         left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
     if left:  # a reference cycle is no escape; to look for one among all objects takes 0.1 s in a process with torch
         gc.collect(1 if watched.collections == collections_of_old() else 2)

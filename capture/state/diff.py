@@ -45,6 +45,7 @@ def changes(before: Snapshot) -> list[Change]:
     for source, container, members in before.members:
         now = _member_keys(container)
         if id(container) in filled and source.path in before.rebuilt:
+            before.dropped.add(source.path)
             continue  # it has other members, and an equal container is in its place
         if not _same_members(now, members) and not any(change.source is source for change in differences):
             differences.extend(_new_members(source, container, members, now))

@@ -74,6 +74,8 @@ class Snapshot:
     """Places whose values count as arguments."""
     rebuilt: set[str] = field(factory=set)
     """Paths at which the body put an equal container or value; filled by ``changes``."""
+    dropped: set[str] = field(factory=set)
+    """Those of containers whose members the body changed before. Replays do not, so nobody else may have them."""
 
     def owners(self, storage: torch.UntypedStorage) -> list[tuple[Source, torch.Tensor]]:
         """Places that hold a tensor on this storage."""
