@@ -10,8 +10,10 @@ follow from the number in other ways than element by element, kernels that no op
 
 from __future__ import annotations
 
+import bisect
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from capture.engines.cuda import graph_edges, kernel_params
 from capture.engines.cuda.calibrate import CalibrationSetup, capture_again
 from capture.engines.cuda.kernel_params import BytesWriter, GraphNode
 from capture.engines.cuda.number_inference import (
+    SAME,
     NumberPlace,
     NumberRefusal,
     NumberSample,
@@ -41,7 +44,7 @@ _SHARES = (0.7390851332151607, 0.6180339887498949, 0.9159655941772190, 0.5671432
 same share in a capture. All digits of such a product count."""
 _WHOLES = (1009, 30011, 4099, 17011, 2053)
 _CAPTURES = 3
-_FILLINGS = (0, 0xA5)
+_FILLINGS = (0, 0xA5, 0x3C)
 
 
 def other_numbers(numbers: Sequence[Number]) -> list[tuple[Number, ...]]:
@@ -121,14 +124,14 @@ def learn_numbers(
 ) -> GraphNumbers | Refusal:  # fmt: skip
     """The numbers of a recording, or why they stay as they were recorded."""
     samples: list[_Sample] = []
-    again = tuple(one * 1.0 if type(one) is float else one for one in numbers.now)  # other objects, elsewhere
-    for of_call in (numbers.now, again, *other_numbers(numbers.now), numbers.then):
+    again = [tuple(one * 1.0 if type(one) is float else one for one in numbers.now) for _ in range(SAME - 1)]
+    for of_call in (numbers.now, *again, *other_numbers(numbers.now), numbers.then):  # ``again``: objects elsewhere
         given = numbers.given(of_call)
         if given is None:
             return Refusal("Python cannot compute what operators get")
         if of_call is numbers.then and not all(map(is_normal, given)):
             continue
-        values, filling = tuple(given), _FILLINGS[len(samples) == 1]
+        values, filling = tuple(given), _FILLINGS[len(samples) % SAME if len(samples) < SAME else 0]
         call, generators = numbers.again(of_call)
         refusal = capture_again(
             pool, made, call, generators,
@@ -136,14 +139,15 @@ def learn_numbers(
         )  # fmt: skip
         if refusal is not None:
             return refusal
-    others = samples[2 : 2 + _CAPTURES]  # not those whose numbers may be equal to others in the body
+    others = samples[SAME : SAME + _CAPTURES]  # not those whose numbers may be equal to others in the body
     uses = others[0].uses
     if any(one.uses != uses for one in others):
         return Refusal("operators get the numbers otherwise in another capture")
     difference = next((found for one in samples[1:] if (found := _difference(samples[0], one, uses))), None)
     if difference is not None:
         return Refusal(difference)
-    places = infer_numbers([node.words for node in nodes], [one.launched for one in samples], uses)
+    smallest = min(4, *[kind.itemsize for one in others for kind in one.kinds])
+    places = infer_numbers([node.words for node in nodes], [one.launched for one in samples], uses, smallest)
     if isinstance(places, NumberRefusal):
         return Refusal(places.reason, kernel=None if places.node is None else nodes[places.node].name())
     used = tuple(sorted({use.number for use in uses}))
@@ -194,10 +198,24 @@ def _read(
     pool.find(0)  # refreshes the list of the pool's segments, which may be others in the next capture
     parts = tuple(pool.parts())
     is_own = lambda address: any(begin <= address < end for begin, end in parts)  # noqa: E731
-    launched = NumberSample(values, [node.words for node in nodes], is_own)
+    launched = NumberSample(values, [node.words for node in nodes], is_own, _host_memory())
     trace = recorder.trace
     samples.append(_Sample(launched, recorder.uses, recorder.kinds, list(trace.sequence), list(trace.scalars)))
     return None
+
+
+def _host_memory() -> Callable[[int], bool]:
+    """Tells addresses of the heaps, stacks and libraries of this process, as the system knows them. Not of a device's
+    memory, which is there, too, but cannot be read, or of memory that is shared with a device."""
+    bounds: list[int] = []
+    try:
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            addresses, access, _, _, _, *name = line.split(maxsplit=5)
+            if access.startswith("r") and access.endswith("p") and not "".join(name).startswith("/dev/"):
+                bounds += [int(one, 16) for one in addresses.split("-")]
+    except (OSError, ValueError):
+        return lambda _: False
+    return lambda address: bisect.bisect_right(bounds, address) & 1 == 1
 
 
 def _difference(first: _Sample, other: _Sample, uses: Sequence[NumberUse]) -> str | None:

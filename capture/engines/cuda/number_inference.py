@@ -6,10 +6,11 @@ places of the numbers, each with its form, such as ``1 / v`` in 4 bytes; or the 
 another number.
 
 Nothing is taken for a number that is not one in every capture, bit for bit. And nothing else may follow the numbers:
-what differs between captures is either a number, an address of the recording's own memory, or differs between two
-captures with the same numbers, too (gaps in structures, which hold what the stack held last). A word that a launch
-computes from a number in a way which no form describes is a reason to refuse, and so is an operator none of whose nodes
-holds its number.
+what differs between captures is either a number, or an address, or differs between captures with the same numbers, too
+(gaps in structures, which hold what the stack held last: pointers of the host, and pieces of them). What has the size
+of the smallest number is told as a whole: four bytes that differ in part where the numbers are the same hold none. A
+word that a launch computes from a number in a way which no form describes is a reason to refuse, and so is an operator
+none of whose nodes holds its number.
 """
 
 from __future__ import annotations
@@ -24,9 +25,15 @@ from capture.engines.cuda.address_inference import NodeParameters
 
 Number = float | int
 Form = str
+SAME = 3
+"""How many of the captures have the recording's own numbers. They come first."""
 _SMALLEST, _LARGEST = 2.0**-126, struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 """The normal numbers of float32. Beyond them operators raise, give infinity, or flush to zero, each as it likes."""
 _SMALLEST_HALF, _LARGEST_HALF = 2.0**-14, 65504.0
+
+
+def _nowhere(_: int) -> bool:
+    return False
 
 
 @frozen
@@ -48,6 +55,8 @@ class NumberSample:
     nodes: Sequence[NodeParameters]
     is_own_memory: Callable[[int], bool]
     """An address of memory that a capture may take elsewhere."""
+    is_host_memory: Callable[[int], bool] = _nowhere
+    """An address that is the host's: of its heap, a stack, or code. No kernel is told anything by it."""
 
 
 @frozen
@@ -166,9 +175,10 @@ def _forms_of(value: Number) -> list[Form]:
 
 
 def infer_numbers(
-    recorded: Sequence[NodeParameters], samples: Sequence[NumberSample], uses: Sequence[NumberUse]
+    recorded: Sequence[NodeParameters], samples: Sequence[NumberSample], uses: Sequence[NumberUse], smallest: int = 1
 ) -> list[NumberPlace] | NumberRefusal:
-    """Places of the numbers in the ``recorded`` nodes. The first two samples have the recording's own numbers."""
+    """Places of the numbers in the ``recorded`` nodes. The first ``SAME`` samples have the recording's own numbers.
+    ``smallest``: bytes of the smallest number that these operators have; what is smaller is a part of one."""
     for sample in samples:
         if len(sample.nodes) != len(recorded):
             return NumberRefusal(f"a further capture has {len(sample.nodes)} nodes instead of {len(recorded)}")
@@ -180,7 +190,7 @@ def infer_numbers(
         twins = [sample.nodes[at] for sample in samples]
         if any((one.kind, one.same, len(one.words)) != (node.kind, node.same, len(node.words)) for one in twins):
             return NumberRefusal("another number launches something else there", at)
-        found = _places(at, node, twins, samples, used)
+        found = _places(at, node, twins, samples, used, smallest)
         if isinstance(found, NumberRefusal):
             return found
         places += found
@@ -203,24 +213,26 @@ class _Bytes:
 
     own: bytes
     every: list[bytes]
+    smallest: int
     varies: set[int] = field(init=False)
     """Bytes that differ between captures with different numbers."""
     noise: set[int] = field(init=False)
     """Bytes that differ between captures with the same ones."""
 
     def __attrs_post_init__(self) -> None:
-        first, again = self.every[:2]
-        self.noise = {at for at in range(len(first)) if first[at] != again[at]}
-        self.varies = {at for at in range(len(first)) if any(one[at] != first[at] for one in self.every[2:])}
+        first, size = self.every[0], self.smallest
+        differs = {at for at in range(len(first)) if any(one[at] != first[at] for one in self.every[1:SAME])}
+        self.noise = {at for part in {at - at % size for at in differs} for at in range(part, part + size)}
+        self.varies = {at for at in range(len(first)) if any(one[at] != first[at] for one in self.every[SAME:])}
 
 
 def _places(
     node: int, recorded: NodeParameters, twins: Sequence[NodeParameters], samples: Sequence[NumberSample],
-    used: Sequence[int],
+    used: Sequence[int], smallest: int,
 ) -> list[NumberPlace] | NumberRefusal:  # fmt: skip
     if all(one.words == twins[0].words for one in twins):
         return []
-    block = _Bytes(_bytes_of(recorded), [_bytes_of(one) for one in twins])
+    block = _Bytes(_bytes_of(recorded), [_bytes_of(one) for one in twins], smallest)
     if recorded.kind != "kernel":
         return NumberRefusal("a copy follows the number", node) if block.varies - block.noise else []
     found: dict[tuple[int, int, int], list[Form]] = {}
@@ -259,8 +271,14 @@ def _told(at: int, samples: Sequence[NumberSample], node: int) -> str:
 
 
 def _is_address(at: int, samples: Sequence[NumberSample], node: int) -> bool:
-    """The byte is of a word that is an address in every capture."""
-    return all(one.is_own_memory(one.nodes[node].words[at // 8]) for one in samples)
+    """The byte is of a word that is an address in every capture, or nothing in some. What is no more than 4 bytes may
+    be a number by itself, so it has to differ between captures with the same numbers, too."""
+    words = [one.nodes[node].words[at // 8] for one in samples]
+    if all(one.is_own_memory(word) for one, word in zip(samples, words, strict=True)):
+        return True
+    if max(words) <= 0xFFFF_FFFF and len(set(words[:SAME])) == 1:
+        return False
+    return all(not word or one.is_host_memory(word) for one, word in zip(samples, words, strict=True))
 
 
 def _span(place: NumberPlace) -> set[int]:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from capture.engines.cuda import graph_edges, kernel_params
+from capture.engines.cuda import graph_edges, kernel_params, lifting
 from capture.engines.cuda.address_inference import NodeParameters
 from capture.engines.cuda.kernel_params import GraphNode
 from capture.engines.cuda.lifting import GraphNumbers, other_numbers
 from capture.engines.cuda.number_inference import (
+    SAME,
     Number,
     NumberPlace,
     NumberRefusal,
@@ -45,7 +46,7 @@ def found(
 ) -> list[NumberPlace] | NumberRefusal:
     """For one kernel whose block is made of the numbers."""
     own = tuple(numbers)
-    every = [own, own, *other_numbers(own)]
+    every = [own] * SAME + other_numbers(own)
     samples = [NumberSample(one, [parameters(make(*one), same())], is_own) for one in every]
     default = [NumberUse(0, "aten.mul.Tensor", at, 0, 1) for at in range(len(own))]
     return infer_numbers([parameters(make(*own), same())], samples, default if uses is None else uses)
@@ -154,6 +155,44 @@ def test_own_memory_may_be_elsewhere_in_each_capture() -> None:
     assert isinstance(elsewhere, NumberRefusal)
 
 
+HEAP, STACK, DEVICE_MEMORY = 0x25FA_3E70, 0x7FFE_0DAD_E820, 0x7F12_3400_0000
+
+
+def is_host(address: int) -> bool:
+    return HEAP - 0x100000 <= address < HEAP + 0x100000 or STACK - 0x10000 <= address < STACK + 0x10000
+
+
+@pytest.mark.parametrize(
+    ("words", "smallest", "is_taken"),
+    [
+        ([HEAP, HEAP + 0x40, HEAP, HEAP + 0x10000, HEAP + 0x20000, HEAP, HEAP], 1, True),
+        ([HEAP, HEAP, HEAP, HEAP + 0x10000, HEAP + 0x20000, HEAP, HEAP], 1, False),  # as a number may
+        ([0, 0, 0, STACK, 0, 0, STACK - 0x80], 1, True),
+        ([DEVICE_MEMORY, DEVICE_MEMORY, DEVICE_MEMORY, DEVICE_MEMORY + 512, 0, 0, 0], 4, False),
+        ([0, 0x100, 0, 0x50, 0x40, 0x10, 0], 4, True),
+        ([0, 0x100, 0, 0x50, 0x40, 0x10, 0], 1, False),  # a number of one byte may stand beside the gap
+        ([0, 0, 0, 0x50, 0x40, 0x10, 0], 4, False),
+    ],
+)
+def test_what_the_stack_held_is_no_number(words: list[int], smallest: int, is_taken: bool) -> None:
+    own = (0.3,)
+    every = [own] * SAME + other_numbers(own)
+    blocks = [struct.pack("<QfIQ", ADDRESS, one[0], 640, word) for one, word in zip(every, words[:6], strict=True)]
+    samples = [
+        NumberSample(one, [parameters(block)], is_own, is_host) for one, block in zip(every, blocks, strict=True)
+    ]
+    recorded = parameters(struct.pack("<QfIQ", ADDRESS, 0.3, 640, words[6]))
+    places = infer_numbers([recorded], samples, [NumberUse(0, "aten.mul.Tensor", 0, 0, 1)], smallest)
+    assert isinstance(places, list) == is_taken, places
+
+
+def test_memory_of_the_host_is_told_by_the_system() -> None:
+    tells = lifting._host_memory()
+    assert tells(id(object()))
+    assert not tells(0x10)
+    assert not tells(1 << 60)
+
+
 def test_the_stack_is_filled_with_a_byte() -> None:
     for byte in (0, 0xA5, -1):
         native.fill_stack(byte)
@@ -235,7 +274,7 @@ class _Nothing:
 
 def lifted(graph: Graph) -> GraphNumbers:
     own = (0.3,)
-    every = [own, own, *other_numbers(own)]
+    every = [own] * SAME + other_numbers(own)
     samples = [NumberSample(one, [parameters(block) for block in blocks(*one)], is_own) for one in every]
     uses = [NumberUse(0, "aten.mul.Tensor", 0, 0, 1), NumberUse(1, "aten.sub.Tensor", 0, 2, 3)]
     nodes = graph.nodes()
