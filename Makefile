@@ -149,7 +149,7 @@ test-gpu:
 	$(GPU_PYTEST) tests/gpu
 	CAPTURE_TEST_DEVICE=cuda $(GPU_PYTEST) tests --ignore=tests/gpu --ignore=tests/core/test_plan.py --ignore=tests/rules \
 	  --ignore=tests/reporting --ignore=tests/architecture --ignore=tests/engines/cpu/test_arena.py \
-	  --ignore=tests/api/test_typing.py --ignore=tests/api/test_command_line.py
+	  --ignore=tests/api/test_typing.py --ignore=tests/api/test_command_line.py --ignore=tests/documentation
 
 fuzz: $(STAMP)
 	CAPTURE_FUZZ_EXAMPLES=$${CAPTURE_FUZZ_EXAMPLES:-100000} $(PYTEST) tests/generated/test_machine.py tests/generated/test_gradients_machine.py

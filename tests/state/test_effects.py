@@ -324,6 +324,7 @@ def test_state_that_the_first_call_sets_up_does_not_keep_it_eager() -> None:
     assert recordings(net.forward).replays > 0
 
 
+@pytest.mark.filterwarnings("ignore:CG204")  # where a set has a new member follows from its address
 @pytest.mark.parametrize(
     "write",
     [

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from capture import capture, recordings
-from tests.support.device import DEVICE
+from tests.support.device import AGAIN, DEVICE
 from tests.support.regions import bits
 
-CALLS = 12
+CALLS = 12 * (1 + AGAIN)
 
 
 class Trainer:
