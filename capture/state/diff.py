@@ -175,6 +175,10 @@ def _equal_plain(old: Any, new: Any) -> bool:
 
 def restore(before: Snapshot, changed: list[Change]) -> None:
     """Put every changed source and every container's members back as the snapshot saw them."""
+    for source, container, members in before.members:
+        if source.path in before.dropped:
+            _put_members(before, source, container, members)
+            source.set(container)
     for change in sorted(
         changed, key=lambda each: not each.container
     ):  # containers first, so that members exist when they are set
@@ -188,15 +192,18 @@ def restore(before: Snapshot, changed: list[Change]) -> None:
 
 def _restore_members(before: Snapshot, change: Change) -> None:
     for source, container, members in before.members:
-        if source is not change.source:
-            continue
-        if isinstance(container, (set, deque)):  # its members have no places
-            container.clear()
-            (container.update if isinstance(container, set) else container.extend)(members)
-            continue
-        values = [before.sources[path][1] for path in member_paths(source, container, members)]
-        if isinstance(container, list):
-            container[:] = values
-        elif isinstance(container, dict):
-            container.clear()
-            container.update(zip(members, values, strict=False))
+        if source is change.source:
+            _put_members(before, source, container, members)
+
+
+def _put_members(before: Snapshot, source: Source, container: Any, members: tuple[Any, ...]) -> None:
+    if isinstance(container, (set, deque)):  # its members have no places
+        container.clear()
+        (container.update if isinstance(container, set) else container.extend)(members)
+        return
+    values = [before.sources[path][1] for path in member_paths(source, container, members)]
+    if isinstance(container, list):
+        container[:] = values
+    elif isinstance(container, dict):
+        container.clear()
+        container.update(zip(members, values, strict=False))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capture import CaptureWarning, capture, recordings
+from capture import CaptureWarning, capture, recordings, warmup
 from tests.segments.bodies import draw
 from tests.support.device import DEVICE
 from tests.support.observed import bits
@@ -105,6 +105,22 @@ def test_a_container_that_is_dropped_and_has_a_local_name() -> None:
     expected = run(captured=False)
     with pytest.warns(CaptureWarning, match="CG401|CG906"):  # half of the calls drop one that nobody has
         assert run(captured=True) == expected
+
+
+@pytest.mark.filterwarnings("ignore:CG")
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_dropped_container_comes_back_with_its_members(plain: bool) -> None:
+    """A run that is undone has not happened."""
+    owner, own = Filled(), {"once": 1}
+    owner.found = own
+
+    def body(x: Tensor) -> Any:
+        owner.found["twice"] = 3 if plain else x * 2
+        owner.found = {"once": 1}
+        return x + 1
+
+    warmup(capture(body))(draw(0))
+    assert (owner.found is own, own) == (True, {"once": 1})
 
 
 @pytest.mark.filterwarnings("ignore:CG")

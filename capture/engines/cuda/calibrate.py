@@ -15,7 +15,7 @@ from capture.engines.base import Input, Move, Refusal
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.address_inference import CaptureDifference, RangeIndex, TensorRange, infer_addresses
 from capture.engines.cuda.address_table import ALIGNMENT, AddressTable
-from capture.engines.cuda.capture_graph import Capture, RefusedError
+from capture.engines.cuda.capture_graph import Capture, RefusedError, unbroken
 from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy
 from capture.engines.cuda.kernel_params import GraphNode
 from capture.engines.cuda.pool import CudaPool
@@ -88,12 +88,18 @@ def capture_again(
     mine = [one for one in generators if one.device in here]
     capture = Capture(pool, mine)
     recorder = recorder_of({generator_id(one) for one in (*mine, default_generator(pool.device))})
-    watched, failure = None, None
-    try:
+    watched: ObservedRun | None = None
+    failure: str | None = None
+
+    def run() -> None:
+        nonlocal watched
         with capture.running():
             staging = stage(pool, call, [one for one in made.inputs if _is_here(call.leaves[one.position], pool)])
             watched = run_watched(call, recorder, call.substitute(staging.replacements))
             staging.end_run()
+
+    try:
+        unbroken(pool, run, ())
     except RuntimeError as error:
         failure = f"{type(error).__name__}: {error}".partition("\n")[0]
     try:

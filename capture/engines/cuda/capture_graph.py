@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from capture.engines.cuda.driver import node_counter
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.streams import order_draws
+from capture.native import native
 from capture.torch_private import capabilities, cuda
 from capture.torch_private.warned import warned
 
+T = TypeVar("T")
 _ATTEMPTS = 3  # another thread's sync may end a capture at any moment
 
 
@@ -26,6 +29,20 @@ class RefusedError(BaseException):
 
     No ``Exception``: a body that catches those must not go on with a capture that is given up.
     """
+
+
+def unbroken(pool: CudaPool, run: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    """What ``run`` gives, which captures into this pool. Whatever stops it, such as a signal between two lines of this
+    file, no capture goes on after it, and the caller's stream is the current one."""
+    device, stream = torch.cuda.current_device(), torch.cuda.current_stream(pool.device)
+
+    def mend(_: list[BaseException]) -> None:
+        pool.stop_capture()
+        torch.cuda.set_stream(stream)  # which makes its device the current one
+        torch.cuda.set_device(device)
+
+    result: T = native.guarded(run, arguments, mend)
+    return result
 
 
 class Capture:
@@ -139,11 +156,13 @@ class Capture:
 
     def _begin(self) -> None:
         assert self._graph is not None
+        self._pool.captured = self._graph, self._recover
         try:
             self._graph.capture_begin(pool=self._pool.id, capture_error_mode="relaxed")
             self._is_open = True
         except RuntimeError:
             self._recover()
+            self._pool.captured = None
             raise
 
     def _end(self) -> None:
@@ -159,6 +178,7 @@ class Capture:
         except RuntimeError as error:
             self.error = str(error).partition("\n")[0]
             self._recover()
+        self._pool.captured = None
 
     def _recover(self) -> None:
         """torch keeps the dead capture's route into the pool, and generators stay in their capture mode."""

@@ -17,7 +17,7 @@ from attrs import evolve
 from capture.core import config
 from capture.engines.base import Block, Input, LiftedNumbers, NumbersToLift, Recorded, Recording
 from capture.engines.cuda import kernel_params
-from capture.engines.cuda.capture_graph import Capture, RefusedError
+from capture.engines.cuda.capture_graph import Capture, RefusedError, unbroken
 from capture.engines.cuda.copy_in import InputCopies
 from capture.engines.cuda.driver import is_reached_from_c, node_counter
 from capture.engines.cuda.memory_recorder import MemoryRecorder
@@ -99,6 +99,13 @@ class CudaBackend:
         expected: Expectation | None = None, may_break: bool = False, schedule: bool = False,
     ) -> Recorded:  # fmt: skip
         """Capture the body once. Nothing has happened until the graph is replayed; with ``undo`` it is not."""
+        options = (undo, moving, generators, expected, may_break, schedule)
+        return unbroken(pool, self._record, (pool, call, inputs, *options))
+
+    def _record(
+        self, pool: CudaPool, call: Call, inputs: Sequence[Input], undo: bool, moving: frozenset[str],
+        generators: Sequence[torch.Generator], expected: Expectation | None, may_break: bool, schedule: bool,
+    ) -> Recorded:  # fmt: skip
         begin = time.perf_counter()
         opened = pool.open()
         create = (time.perf_counter() - begin) * 1e3

@@ -71,7 +71,7 @@ class CudaPool:
 
     __slots__ = (
         "__weakref__", "_anchors", "_bounds", "_capture_stream", "_grew", "_outputs", "_owned", "_segments", "_taken",
-        "beside", "device", "id", "index", "is_broken", "is_capturing", "ran_on", "shared",
+        "beside", "captured", "device", "id", "index", "is_broken", "is_capturing", "ran_on", "shared",
     )  # fmt: skip
     free_between_recordings = True
 
@@ -88,6 +88,9 @@ class CudaPool:
         self._bounds: list[Address] = []
         self._grew = True
         self.is_capturing = False
+        self.captured: tuple[torch.cuda.CUDAGraph, Callable[[], None]] | None = None
+        """The graph that is captured, from before the capture begins until it has ended; and what is to be done where
+        its end fails."""
         self._owned: list[torch.UntypedStorage] = []
         """Without a shared pool: what holds the memory of outputs. Freed, it would belong to nobody."""
         self.ran_on: int | None = None
@@ -121,6 +124,7 @@ class CudaPool:
         anchor = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             order_draws(self.device)  # a capture begins by writing what replays that draw may be reading
+            self.captured = anchor, functools.partial(cuda.end_failed_capture, self.index, self.id)
             try:
                 anchor.capture_begin(pool=self.id, capture_error_mode="relaxed")
                 warned(torch.cuda.CUDAGraph.capture_end, anchor)  # torch says that it is empty
@@ -128,6 +132,8 @@ class CudaPool:
                 self.is_broken = True
                 cuda.end_failed_capture(self.index, self.id)
                 raise
+            finally:
+                self.captured = None
         self._anchors.append(anchor)
         wait_for_streams_on(self)
         if not self.shared:  # a workspace made while capturing would be freed with its graph
@@ -220,6 +226,19 @@ class CudaPool:
     def abandon(self) -> None:
         """A recording came to nothing: give back what was taken for it."""
         self._free_taken()
+
+    def stop_capture(self) -> None:
+        """End the capture that something stopped, at whatever point of its begin, run or end. May be called again."""
+        if self.captured is not None:
+            graph, recover = self.captured
+            with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+                if cuda.is_capturing():
+                    try:
+                        warned(torch.cuda.CUDAGraph.capture_end, graph)
+                    except RuntimeError:
+                        recover()
+            self.captured, self.is_broken = None, True
+        self.end_capture()
 
     def end_capture(self) -> None:
         """Nothing is captured any more; the capture may have brought new memory into the pool."""
