@@ -634,7 +634,8 @@ class GraphSaver:
         aliases = {id(alias): position for position, alias in reversed(self._aliases.items())}
         found = shared_casts.found_above(attached) if self._in_autocast else {}
         self._cast = {place: leaf for place, leaf in found.items() if id(leaf) not in aliases}
-        self._shares_casts |= shared_casts.are_known(self._cast.values(), autocast.kept_around())
+        own = [self._lent.get(id(leaf), (leaf, leaf))[1] for leaf in self._cast.values()]
+        self._shares_casts |= shared_casts.are_known(own, autocast.kept_around())
         self._casts = self._cast if self._shares_casts else {}
         ends = ends_of([leaf.grad_fn for leaf in attached], edges | self._casts)
         wanted = sorted(

@@ -132,7 +132,7 @@ def test_a_schedule_is_right_and_replayed_or_named() -> None:
                 one.step()
     texts = [str(one.message) for one in caught if issubclass(one.category, CaptureWarning)]
     if ISLANDS:  # the step of the optimizer runs eagerly between two segments, and finds the rate itself
-        assert recordings(step).replays >= 8, texts
+        assert recordings(step).replays >= 8, (texts, [(one.kind, one.detail) for one in recordings(step).events])
     else:
         assert any("lr" in text for text in texts), texts
 

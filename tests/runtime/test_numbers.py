@@ -17,8 +17,9 @@ from typing_extensions import override
 from capture import CaptureWarning, capture, config, recordings, release, reset
 from capture.runtime.noted_numbers import Noted, Noting
 from tests.support.bucketed import assert_same
-from tests.support.device import LIFTS
+from tests.support.device import DEVICE, LIFTS
 
+ON_THE_CPU = DEVICE.type == "cpu"
 MANY = [0.1, 0.12, 0.3, 0.07, 3.7, -0.2, 1e-30, 1e30, 0.999, 2.5, -1.5, 7.0, 0.1, 0.3, 1e-3]
 
 
@@ -42,6 +43,11 @@ def one_for_each() -> AbstractContextManager[Any]:
 def is_lifted(f: Any) -> bool:
     """One recording serves all values."""
     return any("one recording serves" in one.detail for one in recordings(f).events)
+
+
+def reasons(f: Any) -> list[str]:
+    """What became of numbers."""
+    return [one.detail for one in recordings(f).events if "number" in one.detail]
 
 
 BODIES: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -74,8 +80,9 @@ def test_numbers_that_reach_operators_as_they_are(name: str, dtype: torch.dtype)
     body = BODIES[name]
     f = capture(lambda x, s: body(x, s), max_recordings=20)
     run_beside(f, body, MANY, dtype)
-    assert is_lifted(f) == LIFTS
-    if LIFTS:
+    lifts = LIFTS and (ON_THE_CPU or name != "scalar")  # which fills a tensor on the host
+    assert is_lifted(f) == lifts, reasons(f)
+    if lifts:
         assert recordings(f).replays > len(MANY) - 4
         assert recordings(f).recordings <= 4  # whole exponents have kernels of their own
         assert recordings(f).eager_calls == 0
@@ -206,8 +213,9 @@ def test_numbers_that_python_computes_from_one(name: str, dtype: torch.dtype) ->
     body = ARITHMETIC[name]
     f = capture(lambda x, s: body(x, s), max_recordings=20)
     run_beside(f, body, [*MANY, 1e-18, 0.25, 1.0, 2.0, 0.77, -1.0, 100.0], dtype)
-    assert is_lifted(f) == LIFTS
-    if LIFTS:
+    lifts = LIFTS and (ON_THE_CPU or name != "almost the same")  # kernels do not tell such numbers apart
+    assert is_lifted(f) == lifts, reasons(f)
+    if lifts:
         assert recordings(f).replays > len(MANY) - 6
         assert recordings(f).recordings <= 5
 

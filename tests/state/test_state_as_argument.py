@@ -141,7 +141,7 @@ def test_contexts_that_come_and_go() -> None:
         mine, theirs = Context(net, x), Context(net, x)
         assert bits(f(mine)) == bits(fill(theirs))
         assert bits(mine.y) == bits(theirs.y)
-    assert recordings(f).replays >= 4
+    assert recordings(f).replays >= 4 - AGAIN
 
 
 class Prediction:

@@ -54,7 +54,7 @@ class CudaBackend:
     owns_in_place = False
     breaks_at_reads = True
     runs_islands = True
-    lifts_numbers = False
+    lifts_numbers = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -155,11 +155,12 @@ def learn_numbers(
     powers = frozenset(used.index(use.number) for use in uses if "pow" in use.name)
     of_used = tuple(evolve(place, number=used.index(place.number)) for place in places)
     own = tuple(samples[0].launched.numbers[number] for number in used)
+    taken = (*used, *(number for _, number in alike))
     lifted = GraphNumbers(
-        pool, graph, of_used, nodes, (*used, *(number for _, number in alike)), powers, others[0].kinds, own,
-        tuple(at for at, _ in alike),
-    )  # fmt: skip
-    return lifted if lifted.takes(own) else Refusal("the numbers are too large or too small")
+        pool, graph, of_used, nodes, taken, powers, others[0].kinds, own, tuple(at for at, _ in alike)
+    )
+    fits = lifted.takes([samples[0].launched.numbers[number] for number in taken])
+    return lifted if fits else Refusal("the numbers are too large or too small")
 
 
 def _alike(used: Sequence[int], samples: Sequence[NumberSample]) -> list[tuple[int, int]]:
