@@ -210,10 +210,10 @@ def _run_watched(
             watched.gradients_read = around.enter_context(reads)
             around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
             around.enter_context(watch)
-            if watch.notes_code:
-                watched.ran = around.enter_context(code_run(source_location.user_location, *call.unreached.watch()))
+            noting = code_run(source_location.user_location, *call.unreached.watch()) if watch.notes_code else None
             watched.has_begun = True
-            watched.result = call.run(values)
+            with noting or contextlib.nullcontext(watched.ran) as watched.ran:
+                watched.result = call.run(values)
             watched.is_over = True
             surroundings.note_grad_mode()
         surroundings.note_autocast_cache()  # with the caller's again

@@ -60,7 +60,7 @@ def all_rules() -> tuple[Rule, ...]:
     loaded, is no rule or takes a code already in use gets a ``RuntimeWarning`` and is left out. Loaded once a process.
     """
     rules = {each.code: each for each in RULES}
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+    for entry in _entries():
         try:
             extra = entry.load()
         except Exception as error:  # noqa: BLE001 - the code of others may raise anything
@@ -73,6 +73,15 @@ def all_rules() -> tuple[Rule, ...]:
         else:
             rules[extra.code] = extra
     return tuple(sorted(rules.values(), key=lambda each: each.code))
+
+
+def _entries() -> Iterable[importlib.metadata.EntryPoint]:
+    """The entry points of the group. Most environments have none, which the texts tell in a third of the time that it
+    takes to parse what all packages say of themselves; that was a tenth of a process's first captured call."""
+    texts = (package.read_text("entry_points.txt") for package in importlib.metadata.distributions())
+    return (
+        importlib.metadata.entry_points(group=ENTRY_POINTS) if any(ENTRY_POINTS in (one or "") for one in texts) else ()
+    )
 
 
 def _ignored(name: str, reason: str) -> None:

@@ -6,10 +6,9 @@ library is left out, and so is what torch runs for it.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 from attrs import define, field
@@ -19,6 +18,7 @@ from capture.native import native
 from capture.state import c_calls
 from capture.torch_private import warned
 from capture.torch_private.dynamo import AROUND_COMPILED, COMPILE, RUN_COMPILED
+from capture.torch_private.operators import RULES_OF_MODES
 
 _NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE, _OPERATORS = range(6)  # as in ``native/code_watch.c``
 _CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing")
@@ -42,7 +42,7 @@ def _sort(name: str | None) -> int:
             return _OPERATORS
         folder = str(name).split(".")[1:2]
         return _BETWEEN if not folder or folder[0] in _CALLS_BODIES else _OURS
-    if package == "importlib" or name in _ONCE or name in COMPILE:  # what they run, they run once
+    if package == "importlib" or name in (*_ONCE, *COMPILE, RULES_OF_MODES):  # what they run, they run once, or for us
         return _ASIDE
     if package == "triton" or (package == "torch" and str(name).startswith(RUN_COMPILED) and name != AROUND_COMPILED):
         return _BETWEEN
@@ -83,28 +83,34 @@ class CodeRun:
             found += [one for one in code.co_consts if type(one) is types.CodeType]
 
 
-@contextlib.contextmanager
-def code_run(
-    place: Callable[[], Any] = lambda: None, asked: Collection[types.CodeType] = (),
-    told: Callable[[types.FrameType], None] = lambda _: None,
-) -> Iterator[CodeRun]:  # fmt: skip
+class code_run:
     """The code that this thread runs in the block; complete once the block is over. ``place`` is called where a C
-    function leaves something behind, to note the line; ``told`` with each frame of the code in ``asked``."""
+    function leaves something behind, to note the line; ``told`` with each frame of the code in ``asked``.
 
-    def leaves(function: Any) -> tuple[str, Any] | None:
-        what = c_calls.leaves(function)
-        return None if what is None else (what, place())
+    A class, and to be entered by ``with`` itself: what ``contextlib`` runs at the end of a block would be noted."""
 
-    if len(_kinds) > _MOST_KINDS:
-        _kinds.clear()
-    # the garbage collector may call these at any time
-    collected = [getattr(one, "__code__", None) for one in gc.callbacks]
-    apart = (warned.CODE, *[code for code in collected if type(code) is types.CodeType])
-    run, watch = CodeRun(), native.CodeWatch(_sort, _kinds, apart, leaves, set(asked), told)
-    watch.begin()
-    try:
-        yield run
-    finally:
+    def __init__(
+        self, place: Callable[[], Any] = lambda: None, asked: Collection[types.CodeType] = (),
+        told: Callable[[types.FrameType], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        def leaves(function: Any) -> tuple[str, Any] | None:
+            what = c_calls.leaves(function)
+            return None if what is None else (what, place())
+
+        if len(_kinds) > _MOST_KINDS:
+            _kinds.clear()
+        # the garbage collector may call these at any time
+        collected = [getattr(one, "__code__", None) for one in gc.callbacks]
+        apart = (warned.CODE, *[code for code in collected if type(code) is types.CodeType])
+        self._run = CodeRun()
+        self._watch = native.CodeWatch(_sort, _kinds, apart, leaves, set(asked), told)
+
+    def __enter__(self) -> CodeRun:
+        self._watch.begin()
+        return self._run
+
+    def __exit__(self, *_: object) -> None:
+        run, watch = self._run, self._watch
         run.is_complete = bool(watch.end())
         run.codes.update({code: [scope] for code, scope in watch.seen.items()})
         for code, scope in watch.more:

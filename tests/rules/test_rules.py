@@ -89,6 +89,17 @@ class FakeEntry:
         return self.loaded
 
 
+def install(folder: Path, entry_points: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with these entry points, as pip leaves it."""
+    (folder / "more_rules-1.0.dist-info").mkdir()
+    (folder / "more_rules-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: more-rules\nVersion: 1.0\n"
+    )
+    (folder / "more_rules-1.0.dist-info" / "entry_points.txt").write_text(entry_points)
+    monkeypatch.syspath_prepend(folder)
+    importlib.invalidate_caches()
+
+
 @pytest.fixture
 def _fresh_rules() -> Iterator[None]:
     all_rules.cache_clear()
@@ -97,7 +108,7 @@ def _fresh_rules() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_fresh_rules")
-def test_extra_rules_come_through_the_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extra_rules_come_through_the_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A good one joins in its place and changes the revision; broken ones warn and are left out."""
     extra = make_rule(PAGE, "CG250")
     entries = [
@@ -108,6 +119,7 @@ def test_extra_rules_come_through_the_entry_point(monkeypatch: pytest.MonkeyPatc
     ]
     before = deciding_rules()
     all_rules.cache_clear()
+    install(tmp_path, "[capture.rules]\ngood = module:rule\n", monkeypatch)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries if group == "capture.rules" else [])
     with pytest.warns(RuntimeWarning, match="is ignored") as warned:
         found = all_rules()
@@ -119,6 +131,21 @@ def test_extra_rules_come_through_the_entry_point(monkeypatch: pytest.MonkeyPatc
     ]
     assert rule_by_code("CG250") is extra
     assert changed_rules(before, deciding_rules()) == ["CG250"]
+
+
+@pytest.mark.usefixtures("_fresh_rules")
+def test_the_rule_of_an_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "[capture.rules]\nfound = rules_of_another:RULE\n", monkeypatch)
+    (tmp_path / "rules_of_another.py").write_text("from capture.rules import RULES\nRULE = RULES[0]\n")
+    with pytest.warns(RuntimeWarning, match=f"'found' .*: {RULES[0].code} is taken"):
+        all_rules()
+
+
+@pytest.mark.usefixtures("_fresh_rules")
+def test_metadata_is_not_parsed_where_no_package_adds_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what a first call would wait for longest."""
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: pytest.fail("parsed"))
+    assert all_rules() == RULES
 
 
 def test_only_rules_that_may_decide_count_for_plans() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from capture import capture, recordings
+from capture.observe import run
 from capture.state.code_run import code_run
 
 
@@ -55,6 +56,27 @@ def test_code_that_launches_compiled_pieces_does_not_count_but_hooks_it_calls_do
         launcher(users)
     assert users.__code__ in found.codes
     assert launcher.__code__ not in found.codes
+
+
+def test_only_code_of_the_body_is_noted_in_a_watched_run() -> None:
+    """Most of the code that was searched for names stood around the body, or was what torch runs under a mode alone."""
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x).igamma(x) + 1  # an operator that no other test calls: torch makes its entry
+
+    noted: list[set[types.CodeType]] = []
+
+    def run_watched(*args: Any) -> Any:
+        watched = original(*args)
+        noted.append(set(watched.ran.codes))
+        return watched
+
+    original = run.run_watched
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "run_watched", run_watched)
+        captured = capture(body)
+        captured(torch.ones(2))
+    assert noted == [{body.__code__}]
 
 
 def test_reading_source_text_for_a_stack_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
