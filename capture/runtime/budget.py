@@ -23,9 +23,10 @@ one effort          a watched run, a recording that was dropped, a key that died
 a replay            pays half the time of an eager call
 an eager call       pays ``SHARE`` of its time, at least ``LEAST``, after a function gave up: looking costs no more
 ``FIRST_REST``      calls that are not looked at, after ``CALM`` that were; twice as many each time, to ``LONGEST``
-``AT_LIMIT``        what a call counts for that which may displace a recording. Once ``LOOKED_AT`` of them did not,
-                    so many calls are not looked at after each that the look took no more than ``FREE`` of their time,
-                    or ``FREE_MS`` each; at most ``MOST_PASSED``
+``AT_LIMIT``        what a call counts for that which may displace a recording
+``LOOKED_AT``       calls that were looked at, in a row, and ran eagerly, while others may have taken fast paths. After
+                    each further one so many calls are not looked at that the look took no more than ``FREE`` of their
+                    time, or ``FREE_MS`` each; at most ``MOST_PASSED``. Fast paths go on taking calls
 ==================  ===============================================================================================
 
 Not under a lock: what two threads count at once may be counted once.
@@ -128,8 +129,8 @@ class Budget:
     _rested: bool = False
     """No effort was made since many calls in a row ran eagerly."""
     _price: float = 1.0
-    _at_limit: int = 0
-    """Calls in a row that displaced no recording."""
+    _in_vain: int = 0
+    """Calls in a row that were looked at and ran eagerly."""
     _seen: OrderedDict[int, int] = field(factory=OrderedDict)
     _tried: OrderedDict[int, int] = field(factory=OrderedDict)
     """Keys that efforts were made for, and how many."""
@@ -210,7 +211,7 @@ class Budget:
         if kind == "observations":
             self._guess = ms / _WATCHED
         self.debt += weight
-        self._paid, self._at_limit = 0.0, 0
+        self._paid, self._in_vain = 0.0, 0
         if key is not None:
             self._note(key)
             self._note_tried(hash(key), failed=kind == "drops")
@@ -322,12 +323,16 @@ class Budget:
             self._until_rest = self._rest
         self._rest = min(self._rest * 2, LONGEST)
 
-    def was_at_limit(self, looked: float) -> None:
-        """A call ran eagerly as there are as many recordings as there may be, and to find that out took so many
-        milliseconds. What comes again and again is found by looking at some calls, too."""
-        self._at_limit += 1
-        if self._at_limit > LOOKED_AT and self.may_rest and not self.resting:
+    def looked_in_vain(self, looked: float) -> None:
+        """A call runs eagerly, and to find that out took so many milliseconds. What comes again and again is found by
+        looking at some calls, too."""
+        self._in_vain += 1
+        if self._in_vain > LOOKED_AT and self.may_rest and not self.resting:
             self.resting = min(int(looked / max(FREE * self.eager_ms, FREE_MS)), MOST_PASSED)
+
+    def looked_and_replayed(self) -> None:
+        """A call was replayed that no fast path took: there looking is how recordings are found."""
+        self._in_vain = 0
 
     def _earn(self, calls: int) -> None:
         rate = self._efforts / self._ms if self._ms else 0.0

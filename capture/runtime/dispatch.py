@@ -328,6 +328,7 @@ def _timed(
 
 
 def _replayed(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
+    captured.budget.looked_and_replayed()
     if node.reads:
         return _follow(captured, entry, node, values, leaves, tree)
     return done(replay_checked(captured, entry, node, values, leaves, tree))

@@ -12,6 +12,7 @@ from capture.core.interrupts import is_interrupt
 from capture.key.modes import here, inlined
 from capture.key.pytree import result_leaves
 from capture.key.signature import Leaf
+from capture.native import MOST_PATHS
 from capture.observe import islands, run
 from capture.runtime import fault, payoff
 from capture.runtime.buckets import Values
@@ -161,6 +162,8 @@ def run_eagerly(
     log.add("measure" if kind == "measured" else "eager", reason)
     run_now = body_run.current()
     begin = payoff.clock()
+    if kind == "eager" and weight and run_now is not None and _is_found_by_paths(captured):
+        captured.budget.looked_in_vain((begin - run_now.begun) * 1e3)
     try:
         if run_now is not None and islands.has_answers(run_now):  # some may be steps of optimizers
             with captured.optimizers.steps_apart(run.run_island):
@@ -176,6 +179,11 @@ def run_eagerly(
             took.append(seconds)
         log.eager_ms.append(seconds * 1e3)
         captured.budget.ran_eagerly(seconds * 1e3, weight=0.0 if kind == "measured" else weight)
+
+
+def _is_found_by_paths(captured: Captured) -> bool:
+    """All recordings may have fast paths, which are tried before anything else: others need a look at each call."""
+    return captured.sizes is None and not captured.lifted and captured.annotation.max_recordings <= MOST_PATHS
 
 
 def warm_up(captured: Captured, bound: Call, tree: Tree, entry: Entry | None = None) -> Any:

@@ -7,14 +7,12 @@ from typing import Any
 from capture.core.config import current as current_config
 from capture.core.facts import GradientObstacle, LimitReached, MemoryForecast
 from capture.core.plan import CapturePlan
-from capture.native import MOST_PATHS
 from capture.rules.compile_plan import compile_plan
-from capture.runtime import key_difference, miss_reason, payoff
+from capture.runtime import key_difference, miss_reason
 from capture.runtime.budget import AT_LIMIT
 from capture.runtime.captured import Captured
 from capture.runtime.eager_call import run_eagerly
 from capture.runtime.entry import Entry, TrainingRegion
-from capture.state import body_run
 from capture.state.call import Call
 from capture.tree.node import Pattern
 from capture.tree.tree import Tree
@@ -38,8 +36,6 @@ def run_at_limit(
         limit, plan = limit_plan(captured, entry, bound, tree, pattern)
         captured.report(plan)
         reason = f"{limit.num_recordings} recordings exist: {limit.difference}"
-    if captured.annotation.max_recordings <= MOST_PATHS and (begun := body_run.current()) is not None:
-        captured.budget.was_at_limit((payoff.clock() - begun.begun) * 1e3)
     return run_eagerly(captured, bound, reason, weight=AT_LIMIT)
 
 

@@ -273,6 +273,53 @@ def test_methods_and_keywords_are_called_straight() -> None:
     assert captured.budget.resting > 0
 
 
+def in_turn(x: Tensor) -> Tensor:
+    """Where gradients are on, never recorded; else replayed."""
+    y = torch.relu(x) * 3
+    return y + float(np.from_dlpack(x.sum().cpu())) if torch.is_grad_enabled() else y
+
+
+def turns(function: Callable[[Tensor], Tensor], x: Tensor, calls: int) -> None:
+    for number in range(calls):
+        with torch.set_grad_enabled(number % 2 == 0):
+            assert bits(function(x)) == bits(in_turn(x))
+
+
+def test_an_eager_key_is_not_looked_at_in_every_call_beside_one_that_is_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Replays came between all its calls, so that each was looked at for ever: 20 us a call."""
+    looks: list[float] = []
+    looked_in_vain = budget_module.Budget.looked_in_vain
+
+    def counted(budget: budget_module.Budget, looked: float) -> None:
+        looks.append(looked)
+        looked_in_vain(budget, looked)
+
+    function = capture(in_turn)
+    with warnings.catch_warnings(), config.patch(drop_slow=False):
+        warnings.simplefilter("ignore", CaptureWarning)
+        turns(function, X, 200)
+        before = recordings(function).replays
+        monkeypatch.setattr(budget_module.Budget, "looked_in_vain", counted)
+        turns(function, X, 400)
+    assert recordings(function).replays == before + 200
+    assert 1 <= len(looks) <= 100, len(looks)
+
+
+def test_recordings_that_only_a_look_finds_go_on_being_replayed() -> None:
+    """What is put on a tensor is compared in Python: no fast path takes such calls."""
+    x = X.clone()
+    x.name_of_it = "x"  # type: ignore[attr-defined]
+    function = capture(in_turn)
+    with warnings.catch_warnings(), config.patch(drop_slow=False):
+        warnings.simplefilter("ignore", CaptureWarning)
+        turns(function, x, 200)
+        before = recordings(function).replays
+        turns(function, x, 200)
+    assert recordings(function).replays == before + 100
+
+
 def test_an_explicit_warm_up_is_not_refused() -> None:
     function = capture(scaled)
     with one_warning():
