@@ -139,6 +139,8 @@ class Handle:
     """Makes ``single`` at the first such call, for a function of which only calls tell whether it is a method."""
     others: Captured | None = None
     """Stands for the instances that are not looked at, as those before them came and went."""
+    successors: list[Handle] = field(factory=list)
+    """Of functions that took this one's place in the class of what is captured."""
 
     def of(self, receiver: Any) -> Captured:
         """The state of one instance, made at its first call."""
@@ -208,6 +210,12 @@ class Handle:
             yield self.others
         for _, captured, _ in list(self.instances.values()):
             yield captured
+        for one in self.successors:
+            yield from one.states()
+
+    def states_of(self, receiver: Any) -> list[Captured]:
+        """Those of one instance."""
+        return [self.of(receiver)] + [one.of(receiver) for one in self.successors if id(receiver) in one.instances]
 
 
 def adopted(captured: Captured) -> Captured:
@@ -273,7 +281,7 @@ def _capture(target: Any, options: dict[str, Any], *, method: bool | None = None
         return made_by(target, options)
     call = type(target).__call__
     if isinstance(call, types.FunctionType):
-        return _function(call, options, receiver=target, keep=target)
+        return _function(call, options, receiver=target, keep=target, in_class="__call__")
     return _function(target, options, keep=target)
 
 
@@ -371,16 +379,22 @@ def _annotated(function: Any, options: dict[str, Any], *, method: bool, name: st
     return Handle(annotation, function, binder)
 
 
-def _function(function: Any, options: dict[str, Any], *, receiver: Any = None, keep: Any = None) -> Any:
-    """A function, or a callable object or bound method with one fixed receiver, which the result keeps alive."""
+def _function(
+    function: Any, options: dict[str, Any], *, receiver: Any = None, keep: Any = None, in_class: str | None = None
+) -> Any:
+    """A function, or a callable object or bound method with one fixed receiver, which the result keeps alive.
+    ``in_class``: see ``_ClassNow``."""
     target = function if keep is None else keep
     handle = _annotated(function, options, method=receiver is not None, name=_name_of(target))
     captured = handle.single = _new(handle.annotation, function, handle.binder, receiver)
     straight = captured.straight
+    now = _ClassNow(in_class, function, handle, options) if in_class else None
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return target(*args, **kwargs)
+        if now is not None and getattr(type(receiver), now.name, None) is not function:
+            return now.of(receiver)(*args, **kwargs)
         result = MISS if kwargs else straight(*args)
         return dispatch.call(captured, args, kwargs) if result is MISS else result
 
@@ -389,18 +403,57 @@ def _function(function: Any, options: dict[str, Any], *, receiver: Any = None, k
     return wrapper
 
 
-def _method(function: types.FunctionType, options: dict[str, Any]) -> Any:
+def _method(function: types.FunctionType, options: dict[str, Any], *, in_class: str | None = None) -> Any:
+    """``in_class``: see ``_ClassNow``."""
     handle = _annotated(function, options, method=True, name=_name_of(function))
     call, straight = handle.call, handle.straight()
+    now = _ClassNow(in_class, function, handle, options) if in_class else None
 
     def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return function(self, *args, **kwargs)
+        if now is not None and getattr(type(self), now.name, None) is not function:
+            return now.of(self)(*args, **kwargs)
         result = MISS if kwargs else straight(self, args)
         return call(self, args, kwargs) if result is MISS else result
 
     _dress(wrapper, function, handle)
     return wrapper
+
+
+@define(eq=False)
+class _ClassNow:
+    """What is called where the class of a captured module or callable object has another function by this name now: the
+    class was patched, or the object was given another one. Eager code would find it, so it is captured in its place."""
+
+    name: str
+    function: Callable[..., Any]
+    handle: Handle
+    options: dict[str, Any]
+    made: dict[Any, Any] = field(factory=dict)
+
+    def of(self, receiver: Any) -> Callable[..., Any]:
+        """The bound method, as it would be without an attribute of the instance."""
+        kind = type(receiver)
+        found = inspect.getattr_static(kind, self.name)  # each class of modules has one
+        if not isinstance(found, types.FunctionType):
+            bound: Callable[..., Any] = found.__get__(receiver, kind) if hasattr(type(found), "__get__") else found
+            return bound
+        if found not in self.made:
+            self.made[found] = self._captured(found)
+        return types.MethodType(self.made[found], receiver)
+
+    def _captured(self, found: types.FunctionType) -> Any:
+        if _handle_of(found) is not None or _suspended(found) is not None:
+            return found
+        try:
+            wrapper = _method(found, self.options)
+        except AnnotationError:  # options such as ``static=`` name what this one does not take
+            return found
+        successor = wrapper.__dict__[_HANDLE]
+        weakref.finalize(wrapper, _retire, successor.instances).atexit = False
+        self.handle.successors.append(successor)
+        return wrapper
 
 
 def _method_or_not(function: types.FunctionType, options: dict[str, Any]) -> Any:
@@ -443,7 +496,9 @@ def _capture_module(module: torch.nn.Module, options: dict[str, Any]) -> torch.n
         raise AnnotationError(f"forward of this {type(module).__qualname__} is captured already")
     try:
         if isinstance(forward, types.MethodType) and forward.__self__ is module:
-            wrapper = _method(forward.__func__, options)  # type: ignore[arg-type]
+            function: Any = forward.__func__
+            in_class = "forward" if getattr(type(module), "forward", None) is function else None
+            wrapper = _method(function, options, in_class=in_class)
             module.forward = types.MethodType(wrapper, module)
             replicate_uncaptured(module)
             # the wrapper dies with the module, and so would what waits for the module's end
@@ -492,7 +547,7 @@ def captured_states(target: Any) -> list[Captured]:
     if handle is None:
         raise AnnotationError(f"{_name_of(target)} is not a captured function; decorate it with capture first")
     if isinstance(target, types.MethodType) and handle.has_own(target.__self__):
-        return [handle.of(target.__self__)]
+        return handle.states_of(target.__self__)
     if handle.make_single is not None and not handle.instances:
         return [handle.alone()]
     return list(handle.states())

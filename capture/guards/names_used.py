@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
+from capture.guards.answers import OF_TENSORS
 from capture.key.code_names import globals_in
 from capture.key.name_uses import ASKING, is_computed, name_uses
 from capture.key.packages import is_library, package_of
@@ -26,7 +27,16 @@ _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _SETTING = {dis.opmap[name] for name in ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME")}
 _NAMING = set(dis.hasname)
 OF_ALL_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__class__", "__annotations__"})
-_SPECIAL = frozenset(
+_IN_ITS_DICT = frozenset({"__doc__", "__module__", "__annotations__"})
+"""Those of them that a class keeps under its own names, where code asks for them."""
+_OF_DEFINITIONS = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__", "__subclasses__"})
+"""What C code keeps of a function or class."""
+_FOR_HINTS = frozenset({"get_type_hints", "get_annotations", "signature"})
+_FOR_ALL_TENSORS = frozenset({
+    "parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "_parameters", "_buffers",
+})  # fmt: skip
+"""Code that names one of these may look at all tensors of a module."""
+SPECIAL = frozenset(
     name
     for kind in (int, float, str, bytes, list, dict, set, type, memoryview, types.FunctionType, types.GeneratorType)
     for name in dir(kind)
@@ -55,6 +65,9 @@ _SPECIAL = frozenset(
 """Names that syntax and builtins look up in classes."""
 _ACCESSORS = frozenset({"Module.__getattr__", "Module.__setattr__", "Module.__delattr__"})
 """Methods of torch that look into the tables of every module, by names that other code mentions."""
+_STATE_IS_USERS = frozenset({"threading"})
+"""Libraries whose objects keep what users' code tells them to, as an event's flag: what is only set is guarded, too, as
+a replay sets it again."""
 
 
 @frozen
@@ -158,6 +171,12 @@ class Names:
     """Users' code looked up names that are no constants."""
     matches: bool = False
     """Code took objects apart by patterns."""
+    of_definitions: frozenset[str] = frozenset()
+    """What users' code may ask of functions and classes that C code keeps."""
+    of_tensors: frozenset[str] = frozenset()
+    """What users' code may ask of tensors that neither operators nor metadata show."""
+    asks_for_all: bool = False
+    """Users' code may look at all tensors of a module."""
     _of_classes: dict[type, frozenset[str]] = field(factory=dict)
     _special: dict[frozenset[str], frozenset[str]] = field(factory=dict)
     _packages: dict[frozenset[str], frozenset[str]] = field(factory=dict)
@@ -174,7 +193,8 @@ class Names:
         names = self.of_class(kind)
         known = self._special.get(names)
         if known is None:
-            known = self._special[names] = (names | _SPECIAL) - OF_ALL_CLASSES
+            asked = _IN_ITS_DICT & (self.of_packages(()) | self.of_definitions)
+            known = self._special[names] = ((names | SPECIAL) - OF_ALL_CLASSES) | asked
         return known
 
     def of_packages(self, packages: Iterable[str]) -> frozenset[str]:
@@ -210,6 +230,8 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
             owner = package if is_library(package) else ""
             if not (package == "torch" and code.co_qualname in _ACCESSORS):
                 names.by_package.setdefault(owner, set()).update(uses.names)
+            if owner in _STATE_IS_USERS:
+                names.by_package[owner].update(uses.set)
             names.scopes.setdefault(id(scope), (scope, set()))[1].update(uses.scope)
             if not owner:
                 names.set_only |= uses.set
@@ -227,4 +249,10 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
                     names.imported.update(_with_parents(name, level, scope.get("__package__")))
     names.set_only.difference_update(*names.by_package.values())
     names.by_package[""] |= names.set_only
+    users = names.by_package[""]
+    names.of_definitions = frozenset(_OF_DEFINITIONS & users) | (
+        frozenset() if users.isdisjoint(_FOR_HINTS) else {"__annotations__"}
+    )
+    names.of_tensors = frozenset(OF_TENSORS.keys() & users)
+    names.asks_for_all = names.is_computed or not users.isdisjoint(_FOR_ALL_TENSORS)
     return names

@@ -33,6 +33,10 @@ def open_function(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
     own_names = walk.names.by_package.get(package, set())
     if not is_library(package) or not own_names.isdisjoint(value.__dict__):
         _attributes_of_function(walk, value)
+    if not is_library(package):
+        walk.note_told(value)
+        if "__annotations__" in walk.names.of_definitions:
+            walk.enter_value(value.__annotations__, f"{value.__qualname__}.__annotations__")
     if value.__code__ not in walk.names.codes:
         if walk.is_static and not is_library(package):
             walk.note_as_run(value)
@@ -94,6 +98,12 @@ def open_class(walk: ReadWalk, kind: type, _: str) -> None:
         walk.found.guards.append(Guard("length", itself(kind.__dict__, kind.__qualname__), len(kind.__dict__)))
     if walk.names.matches:
         walk.more_names.update(one for one in kind.__dict__.get("__match_args__", ()) if type(one) is str)
+    if not is_library(package_of(module)):
+        walk.note_told(kind)
+        if "__subclasses__" in walk.names.of_definitions:
+            below: list[type] = type.__subclasses__(kind)
+            for one in below:
+                walk.enter(one, one.__qualname__)
     walk.classes.append(kind)
     wanted -= walk.always_set(id(kind))
     names, kept, kinds = walk.columns(id(kind), kind.__dict__, wanted, kind.__qualname__, kind)

@@ -12,7 +12,7 @@ import sys
 import threading
 import types
 import weakref
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 from capture.guards.guard import Guard
@@ -137,6 +137,17 @@ def _host_generator(walk: ReadWalk, value: Any, path: str) -> None:
 _ASKING_FOR_STATE = ("getstate", "get_state", "bit_generator", "__getstate__", "__reduce__")
 
 
+def _lock(walk: ReadWalk, value: Any, path: str) -> None:
+    """Whether a lock is taken, where code may ask for that."""
+    asked = _ASKING_OF_LOCKS.intersection(walk.names.of_packages(["threading"]))
+    reads = [one for one in (getattr(value, name, None) for name in ("locked", "_is_owned")) if one is not None]
+    if asked and reads:
+        walk.found.guards.append(Guard("value", Source("call", reads[0], None, f"{path}.locked()"), reads[0]()))
+
+
+_ASKING_OF_LOCKS = frozenset({"locked", "acquire"})
+
+
 def _wrapped(walk: ReadWalk, value: Any, path: str) -> None:
     walk.enter(value.__func__, path)
 
@@ -216,6 +227,10 @@ def _view(walk: ReadWalk, value: Any, path: str) -> None:
         walk.enter_value(held, path)
 
 
+_VIEWS: tuple[Any, ...] = (types.MappingProxyType, *[type(view(kind())) for kind in (dict, OrderedDict) for view in
+                                   (kind.keys, kind.values, kind.items)])  # fmt: skip
+
+
 def _thread_local(walk: ReadWalk, value: threading.local, path: str) -> None:
     """A thread-local: what this thread keeps there, as each recording belongs to one thread."""
     own = value.__dict__
@@ -256,7 +271,7 @@ OPENED: tuple[tuple[Any, Opener], ...] = (
     (functools._lru_cache_wrapper, _cache),
     (contextvars.ContextVar, _context),
     (weakref.ref, _reference),
-    (types.MappingProxyType, _view),
+    (_VIEWS, _view),
     ((staticmethod, classmethod), _wrapped),
     (property, _property),
     (threading.local, _thread_local),
@@ -266,6 +281,7 @@ OPENED: tuple[tuple[Any, Opener], ...] = (
     (BaseException, _error),
     (memoryview, _memory),
     (random.Random, _host_generator),
+    ((type(threading.Lock()), type(threading.RLock())), _lock),
 )
 
 

@@ -20,12 +20,13 @@ import torch
 from attrs import define, field, frozen
 
 from capture.guards.ambient import asked_of_packages, is_getter
+from capture.guards.answers import same_answers
 from capture.guards.guard import Guard, Referent, itself
-from capture.guards.names_used import Names
+from capture.guards.names_used import SPECIAL, Names
 from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced
 from capture.key.code_names import MISSING
 from capture.key.input_places import InputPlace, may_be_input
-from capture.key.packages import is_library, package_of
+from capture.key.packages import is_library, package_of, users_modules
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.snapshot import Members
 from capture.state.source import Source
@@ -33,7 +34,7 @@ from capture.torch_private.dynamo import COMPILERS
 from capture.torch_private.getters import asked_of_torch
 
 HEAP, IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made by a ``class`` statement, and immutable
-CLOSED = frozenset({"builtins", "threading", "_thread", "_io", "socket", "re", "typing", "abc",
+CLOSED = frozenset({"builtins", "_io", "socket", "re", "typing", "abc",
                      "concurrent", "multiprocessing", "asyncio", "capture", "importlib",
                      "inspect", "contextlib"})  # fmt: skip
 """Packages whose objects are not opened: machinery that has no part in what a body computes, or our own."""
@@ -45,6 +46,8 @@ _NOT_OPENED = (
 )  # fmt: skip
 _WITH_GUARDS = (torch.Tensor, torch.Generator)
 SEQUENCES: tuple[Any, ...] = (list, set, deque)
+_BY_NAME_OF_MODULE = frozenset({"import_module", "__import__", "modules", "find_spec"})
+"""Code that names one of these may look up modules by names that are worked out."""
 _SMALL = 64  # so many members of a library's container are looked at
 HANDLE = "__capture__"  # in the ``__dict__`` of a function that is captured
 MOST_OBJECTS = 50_000
@@ -107,6 +110,10 @@ class ReadWalk:
     _objects: list[tuple[Any, dict[str, Any] | None]] = field(factory=list)
     """Objects to go into, with their ``__dict__`` where guards do not have to look it up."""
     _other_tensors: dict[int, torch.Tensor] = field(factory=dict)
+    _answering: dict[int, torch.Tensor] = field(factory=dict)
+    """Tensors that code may ask for what no operator reads."""
+    _told: dict[tuple[str, bool], list[Any]] = field(factory=dict)
+    """Classes (True) and functions, by an attribute that C code keeps of them and users' code asks for."""
     builtins: set[str] = field(factory=set)
     """Names of C functions that were found as values."""
     _getters: dict[int, Any] = field(factory=dict)
@@ -147,11 +154,14 @@ class ReadWalk:
         """Modules that code which ran imported itself, and what users' code reads of them and of others of their
         packages. Modules of other packages are not gone into: what a large one imports leads to all others, and code
         imports it late to save time."""
-        if not self.names.imported:
+        imported = self.names.imported
+        if not self.names.of_packages(()).isdisjoint(_BY_NAME_OF_MODULE):
+            imported = imported | users_modules()
+        if not imported:
             return
-        self.guard_members(sys.modules, sorted(self.names.imported), "sys.modules.", never)
+        self.guard_members(sys.modules, sorted(imported), "sys.modules.", never)
         users, met = self.names.of_packages(()), set[int]()
-        queue = deque(sys.modules.get(name) for name in sorted(self.names.imported))
+        queue = deque(sys.modules.get(name) for name in sorted(imported))
         while queue:
             module = queue.popleft()
             if not isinstance(module, types.ModuleType) or id(module) in met or package_of(module.__name__) in CLOSED:
@@ -163,14 +173,16 @@ class ReadWalk:
             queue += [one for one in held if package_of(one.__name__) == package_of(module.__name__)]
 
     def _added_to_tensors(self) -> None:
-        """Methods and the like that others than torch put on the class of all tensors, by the names that code mentions.
-        Classes of torch's own are not gone into from each argument."""
-        users = self.names.of_packages(())
-        added = {name: one for name, one in vars(torch.Tensor).items() if name in users and not is_library(_maker(one))}
-        if added:
-            names, kept, kinds = self.columns(id(torch.Tensor), added, frozenset(added), "Tensor")
-            source = itself(torch.Tensor, "torch.Tensor")
-            self.add(Guard("names", source, (frozenset(added), names, kept, kinds)), lambda: torch.Tensor)
+        """Methods and the like of the class of all tensors, by the names that code mentions, and that syntax looks up.
+        Those that others than torch put there are gone into."""
+        wanted = self.names.of_packages(()) | SPECIAL
+        there = {name: one for name, one in vars(torch.Tensor).items() if name in wanted}
+        for name, one in there.items():
+            if not is_library(_maker(one)):
+                self.enter(one, f"Tensor.{name}")
+        kinds = (None,) * len(there)
+        source = itself(torch.Tensor, "torch.Tensor")
+        self.add(Guard("names", source, (wanted, tuple(there), tuple(there.values()), kinds)), lambda: torch.Tensor)
 
     def _scope(self, scope: dict[str, Any], prefix: str) -> None:
         """Globals: names that code in this module looked up, or in any module where they are built in."""
@@ -247,8 +259,24 @@ class ReadWalk:
         if self._other_tensors:
             same = OtherTensors(list(self._other_tensors.values()))
             guards.append(Guard("value", Source("call", same, None, "tensors that no operator read"), True))
+        for path, read in self._answers():
+            guards.append(Guard("value", Source("call", read, None, path), True))
         closed = {id(one) for one in self.kept if issubclass(type(one), (types.FunctionType, types.ModuleType, type))}
         self.found.opened = frozenset(self.seen - closed)
+
+    def note_told(self, value: Any) -> None:
+        """A function or class of users, which code may ask for what C code keeps of it, such as its name."""
+        for name in self.names.of_definitions:
+            self._told.setdefault((name, isinstance(value, type)), []).append(value)
+
+    def _answers(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """What functions, classes and tensors tell of themselves, all of one kind in one guard."""
+        for (name, of_classes), asked in self._told.items():
+            if (same := same_answers(asked, name, is_class=of_classes)) is not None:
+                yield f"{name} of {'classes' if of_classes else 'functions'}", same
+        for name in sorted(self.names.of_tensors):
+            if (same := same_answers(list(self._answering.values()), name)) is not None:
+                yield f"{name} of tensors", same
 
     # -------------------------------------------------------------------------------------------------- what is opened
 
@@ -305,6 +333,8 @@ class ReadWalk:
         if not issubclass(type(value), torch.Tensor):
             return False
         self._attributes_of_tensor(value)
+        if self.names.of_tensors and id(value) not in self._answering:
+            self._answering[id(value)] = value
         if self._has_own_guard(value):
             return False
         if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
@@ -469,7 +499,7 @@ class ReadWalk:
         ]
         for key, member in items:
             place = f"{path}.{key}" if type(key) is str and not key.isdigit() else f"{path}[{_key_text(key)}]"
-            is_unnamed = is_tensors and key not in self.names.by_package.get("", ())
+            is_unnamed = is_tensors and not self.names.asks_for_all and key not in self.names.by_package.get("", ())
             if is_unnamed and issubclass(type(member), torch.Tensor) and not self._has_own_guard(member):
                 expected.append((None, type(member)))
                 continue

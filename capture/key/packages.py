@@ -7,6 +7,16 @@ from typing import Any
 
 _LIBRARY = sys.stdlib_module_names | {"torch", "attr", "attrs", "numpy", "typing_extensions"}
 """Packages that run on behalf of their caller: of ours, or of the user's."""
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def users_modules() -> set[str]:
+    """Names of the modules of this process that belong to no library and are not installed."""
+    return {
+        name for name, one in list(sys.modules.items())
+        if not is_library(package_of(name)) and package_of(name) != "capture"
+        and not any(part in str(getattr(one, "__dict__", {}).get("__file__")) for part in _INSTALLED)
+    }  # fmt: skip
 
 
 def package_of(module: Any) -> str:

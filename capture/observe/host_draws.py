@@ -59,9 +59,17 @@ def drawn(
         if now is UNKNOWN or position is UNKNOWN:
             if where is not None or (ran is not None and not ran.is_complete):
                 draws.append((f"taking from {path}, of which nothing tells where it stands,", where))
-        elif now != position:
+        elif now != position or _was_resumed(value, ran):
             draws.append((f"taking from {path}", where))
     return draws
+
+
+def _was_resumed(value: Any, ran: CodeRun | None) -> bool:
+    """A generator from before the run went on in it. It may stand at the same line again, and what its loops have taken
+    of their iterators is not to be seen."""
+    if ran is None or not isinstance(value, types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType):
+        return False
+    return any(getattr(value, name, None) in ran.codes for name in ("gi_code", "cr_code", "ag_code"))
 
 
 def may_draw(ran: CodeRun | None, reachable: Snapshot) -> bool:
@@ -92,7 +100,7 @@ def _is_one(value: Any) -> bool:
     kind = type(value)
     if kind in weakref.ProxyTypes:  # they answer for another object, which is found by itself
         return False
-    if issubclass(kind, random.Random) or _numpys(value) is not None:
+    if issubclass(kind, (random.Random, types.CoroutineType, types.AsyncGeneratorType)) or _numpys(value) is not None:
         return True
     if kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and not issubclass(kind, types.GeneratorType):
         return False  # a user's class: its objects have attributes
@@ -121,6 +129,8 @@ def position_of(value: Any) -> Any:
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         return None if frame is None else (frame.f_lasti, frame.f_lineno)
+    if isinstance(value, types.CoroutineType | types.AsyncGeneratorType):
+        return None  # whether its code ran tells
     if isinstance(value, _PRINTED):
         return repr(value)
     left = operator.length_hint(value, -1) if type(value).__module__ == "builtins" else -1

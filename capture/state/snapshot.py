@@ -37,9 +37,13 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _TENSORS = frozenset(TENSOR_TYPES)
 _HELD_BY_METHODS = (list, dict, set, deque)
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
-_OPENED = (queue.Queue, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+_OPENED = (
+    queue.Queue, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
+    threading.Event, threading.Condition, threading.Semaphore, threading.Barrier,
+)  # fmt: skip
 """Classes of the standard library whose objects are opened, as users keep things in them. All others of it are
-closed."""
+closed. That nobody waits for an event or a semaphore is guarded as any read, so that a change of it, put again by a
+replay, has nobody to wake."""
 CLOSED = (str, bytes, bytearray, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Generator)
 
 

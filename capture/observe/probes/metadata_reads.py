@@ -69,15 +69,21 @@ def unkeyed_reads(
             note_form()
         return holder
 
+    def stood_for(_: str, holder: Any) -> Any:
+        """As the key says; what stands in for an argument is no inference tensor, as it is written."""
+        return theirs.get(id(holder), holder) if threading.get_ident() == thread else holder
+
     tensors: dict[str, Any] = {name: _method(name, getattr(torch.Tensor, name), asked) for name in _METHODS}
     tensors |= {name: _property(name, getattr(torch.Tensor, name), asked) for name in _PROPERTIES}
     tensors |= {
         name: _counting(name, original, asked) for name in COUNTING if (original := getattr(torch.Tensor, name, None))
     }
     tensors["stride"] = _method("stride", torch.Tensor.stride, asked_for_strides)
+    tensors["is_inference"] = _method("is_inference", torch.Tensor.is_inference, stood_for)
     functions = {
         name: _counting(name, original, asked) for name in COUNTING if (original := getattr(torch, name, None))
     }
+    functions["is_inference"] = _method("is_inference", torch.is_inference, stood_for)
     given = {id(leaf): leaf for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
     named = {number: leaf for number, leaf in given.items() if leaf.__dict__}
     if named:

@@ -1,0 +1,79 @@
+"""What functions, classes and tensors tell of themselves that is in no ``__dict__``: C code keeps it.
+
+One guard compares all objects that were asked for the same thing.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+OF_TENSORS: dict[str, Callable[[torch.Tensor], object]] = {
+    "is_leaf": operator.attrgetter("is_leaf"),
+    "retains_grad": operator.attrgetter("retains_grad"),
+    "output_nr": operator.attrgetter("output_nr"),
+    "_backward_hooks": lambda tensor: _members(tensor._backward_hooks),
+    "_post_accumulate_grad_hooks": lambda tensor: _members(getattr(tensor, "_post_accumulate_grad_hooks", None)),
+    "is_shared": torch.Tensor.is_shared,
+    "untyped_storage": lambda tensor: _of_storage(tensor),
+    "storage": lambda tensor: _of_storage(tensor),
+}
+"""By the name that code has for it."""
+
+
+def _members(table: Any) -> object:
+    return None if table is None else tuple(table.values())
+
+
+def _of_storage(tensor: torch.Tensor) -> object:
+    storage = tensor.untyped_storage()
+    return storage.nbytes(), storage.is_shared(), tensor.storage_offset()
+
+
+def _weak_subclasses(kind: type) -> object:
+    below: list[type] = type.__subclasses__(kind)
+    return tuple(map(weakref.ref, below))
+
+
+def same_answers(asked: Sequence[Any], name: str, *, is_class: bool | None = None) -> Callable[[], bool] | None:
+    """A function that tells whether all of these answer as they do now; None where they give no answer. ``is_class``:
+    they are classes, or functions; None: tensors."""
+    read: Callable[[Any], object]
+    if is_class is None:
+        read = OF_TENSORS[name]
+    elif is_class:
+        if name == "__subclasses__":
+            read = _weak_subclasses
+        elif name in ("__name__", "__qualname__"):  # the others are in the ``__dict__``
+            read = vars(type)[name].__get__
+        else:
+            return None
+    elif name == "__subclasses__":
+        return None
+    else:
+        read = operator.attrgetter(name)
+    try:
+        return SameAnswers(asked, read)
+    except (RuntimeError, NotImplementedError):  # a tensor without a storage
+        return _never
+
+
+def _never() -> bool:
+    return False
+
+
+class SameAnswers:
+    """Each of some objects answers as it did."""
+
+    __slots__ = ("_answers", "_asked", "_read")
+
+    def __init__(self, asked: Sequence[Any], read: Callable[[Any], object]) -> None:
+        self._asked, self._read = tuple(asked), read
+        self._answers = tuple(map(read, self._asked))
+
+    def __call__(self) -> bool:
+        return tuple(map(self._read, self._asked)) == self._answers
