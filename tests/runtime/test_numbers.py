@@ -213,9 +213,9 @@ def test_numbers_that_python_computes_from_one(name: str, dtype: torch.dtype) ->
     body = ARITHMETIC[name]
     f = capture(lambda x, s: body(x, s), max_recordings=20)
     run_beside(f, body, [*MANY, 1e-18, 0.25, 1.0, 2.0, 0.77, -1.0, 100.0], dtype)
-    lifts = LIFTS and (ON_THE_CPU or name != "almost the same")  # kernels do not tell such numbers apart
-    assert is_lifted(f) == lifts, reasons(f)
-    if lifts:
+    is_sure = ON_THE_CPU or name != "almost the same"  # kernels may not tell such numbers apart
+    assert is_lifted(f) == LIFTS or not is_sure, reasons(f)
+    if LIFTS and is_sure:
         assert recordings(f).replays > len(MANY) - 6
         assert recordings(f).recordings <= 5
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from capture import capture, config, recordings
 from tests.support.bucketed import assert_same
-from tests.support.device import LIFTS
+from tests.support.device import AGAIN, LIFTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # where each value is another key
 MANY = [0.1, 0.12, 0.3, 0.07, 3.7, -0.2, 0.999, 2.5, -1.5, 7.0, 0.11, 0.31, 1e-3, 0.4, 0.6]
@@ -228,4 +228,4 @@ def test_a_learning_rate_that_a_schedule_sets(name: str) -> None:
     assert is_lifted(f) == (lifts and LIFTS)
     if lifts and LIFTS:
         assert recordings(f).replays > 18
-        assert recordings(f).recordings <= 5
+        assert recordings(f).recordings <= 5 + AGAIN

@@ -44,7 +44,8 @@ _SHARES = (0.7390851332151607, 0.6180339887498949, 0.9159655941772190, 0.5671432
 same share in a capture. All digits of such a product count."""
 _WHOLES = (1009, 30011, 4099, 17011, 2053)
 _CAPTURES = 3
-_FILLINGS = (0, 0xA5, 0x3C)
+_FILLINGS = (0, 0xA5, 0x3C, 0xFF, 0x11, 0x5A)
+"""Of the captures with the same numbers. Those past ``SAME`` are made where something may have been left by chance."""
 
 
 def other_numbers(numbers: Sequence[Number]) -> list[tuple[Number, ...]]:
@@ -124,30 +125,43 @@ def learn_numbers(
 ) -> GraphNumbers | Refusal:  # fmt: skip
     """The numbers of a recording, or why they stay as they were recorded."""
     samples: list[_Sample] = []
-    again = [tuple(one * 1.0 if type(one) is float else one for one in numbers.now) for _ in range(SAME - 1)]
-    for of_call in (numbers.now, *again, *other_numbers(numbers.now), numbers.then):  # ``again``: objects elsewhere
+
+    def capture(of_call: tuple[Number, ...], at: int) -> Refusal | None:
+        """One more sample, in this place."""
         given = numbers.given(of_call)
         if given is None:
             return Refusal("Python cannot compute what operators get")
         if of_call is numbers.then and not all(map(is_normal, given)):
-            continue
-        values, filling = tuple(given), _FILLINGS[len(samples) % SAME if len(samples) < SAME else 0]
+            return None
+        filling = _FILLINGS[at] if at < same else 0
         call, generators = numbers.again(of_call)
+        found: list[_Sample] = []
         refusal = capture_again(
-            pool, made, call, generators,
-            functools.partial(_recorder, pool, made, values, filling), functools.partial(_read, pool, samples, values),
+            pool, made, call, generators, functools.partial(_recorder, pool, made, tuple(given), filling),
+            functools.partial(_read, pool, found, tuple(given)),
         )  # fmt: skip
-        if refusal is not None:
+        samples[at:at] = found
+        return refusal
+
+    same = SAME
+    again = [tuple(one * 1.0 if type(one) is float else one for one in numbers.now) for _ in _FILLINGS]  # lie elsewhere
+    for of_call in (numbers.now, *again[: same - 1], *other_numbers(numbers.now), numbers.then):
+        if (refusal := capture(of_call, len(samples))) is not None:
             return refusal
-    others = samples[SAME : SAME + _CAPTURES]  # not those whose numbers may be equal to others in the body
+    others = samples[same : same + _CAPTURES]  # not those whose numbers may be equal to others in the body
     uses = others[0].uses
     if any(one.uses != uses for one in others):
         return Refusal("operators get the numbers otherwise in another capture")
     difference = next((found for one in samples[1:] if (found := _difference(samples[0], one, uses))), None)
     if difference is not None:
         return Refusal(difference)
-    smallest = min(4, *[kind.itemsize for one in others for kind in one.kinds])
-    places = infer_numbers([node.words for node in nodes], [one.launched for one in samples], uses, smallest)
+    smallest, words = min(4, *[kind.itemsize for one in others for kind in one.kinds]), [node.words for node in nodes]
+    places = infer_numbers(words, [one.launched for one in samples], uses, smallest, same)
+    while isinstance(places, NumberRefusal) and places.may_be_left and same < len(_FILLINGS):
+        same += 1
+        if (refusal := capture(again[0], same - 1)) is not None:
+            return refusal
+        places = infer_numbers(words, [one.launched for one in samples], uses, smallest, same)
     if isinstance(places, NumberRefusal):
         return Refusal(places.reason, kernel=None if places.node is None else nodes[places.node].name())
     used = tuple(sorted({use.number for use in uses}))

@@ -26,7 +26,7 @@ from capture.engines.cuda.address_inference import NodeParameters
 Number = float | int
 Form = str
 SAME = 3
-"""How many of the captures have the recording's own numbers. They come first."""
+"""How many captures at least have the recording's own numbers. They come first."""
 _SMALLEST, _LARGEST = 2.0**-126, struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 """The normal numbers of float32. Beyond them operators raise, give infinity, or flush to zero, each as it likes."""
 _SMALLEST_HALF, _LARGEST_HALF = 2.0**-14, 65504.0
@@ -91,6 +91,8 @@ class NumberRefusal:
 
     reason: str
     node: int | None = None
+    may_be_left: bool = False
+    """It is about bytes that may have been left there by chance: another capture with the same numbers may tell."""
 
 
 def is_normal(value: float, smallest: float = _SMALLEST, largest: float = _LARGEST) -> bool:
@@ -175,9 +177,13 @@ def _forms_of(value: Number) -> list[Form]:
 
 
 def infer_numbers(
-    recorded: Sequence[NodeParameters], samples: Sequence[NumberSample], uses: Sequence[NumberUse], smallest: int = 1
+    recorded: Sequence[NodeParameters],
+    samples: Sequence[NumberSample],
+    uses: Sequence[NumberUse],
+    smallest: int = 1,
+    same: int = SAME,
 ) -> list[NumberPlace] | NumberRefusal:
-    """Places of the numbers in the ``recorded`` nodes. The first ``SAME`` samples have the recording's own numbers.
+    """Places of the numbers in the ``recorded`` nodes. The first ``same`` samples have the recording's own numbers.
     ``smallest``: bytes of the smallest number that these operators have; what is smaller is a part of one."""
     for sample in samples:
         if len(sample.nodes) != len(recorded):
@@ -190,7 +196,7 @@ def infer_numbers(
         twins = [sample.nodes[at] for sample in samples]
         if any((one.kind, one.same, len(one.words)) != (node.kind, node.same, len(node.words)) for one in twins):
             return NumberRefusal("another number launches something else there", at)
-        found = _places(at, node, twins, samples, used, smallest)
+        found = _places(at, node, twins, samples, used, smallest, same)
         if isinstance(found, NumberRefusal):
             return found
         places += found
@@ -214,6 +220,7 @@ class _Bytes:
     own: bytes
     every: list[bytes]
     smallest: int
+    same: int
     varies: set[int] = field(init=False)
     """Bytes that differ between captures with different numbers."""
     noise: set[int] = field(init=False)
@@ -221,18 +228,18 @@ class _Bytes:
 
     def __attrs_post_init__(self) -> None:
         first, size = self.every[0], self.smallest
-        differs = {at for at in range(len(first)) if any(one[at] != first[at] for one in self.every[1:SAME])}
+        differs = {at for at in range(len(first)) if any(one[at] != first[at] for one in self.every[1 : self.same])}
         self.noise = {at for part in {at - at % size for at in differs} for at in range(part, part + size)}
-        self.varies = {at for at in range(len(first)) if any(one[at] != first[at] for one in self.every[SAME:])}
+        self.varies = {at for at in range(len(first)) if any(one[at] != first[at] for one in self.every[self.same :])}
 
 
 def _places(
     node: int, recorded: NodeParameters, twins: Sequence[NodeParameters], samples: Sequence[NumberSample],
-    used: Sequence[int], smallest: int,
+    used: Sequence[int], smallest: int, same: int,
 ) -> list[NumberPlace] | NumberRefusal:  # fmt: skip
     if all(one.words == twins[0].words for one in twins):
         return []
-    block = _Bytes(_bytes_of(recorded), [_bytes_of(one) for one in twins], smallest)
+    block = _Bytes(_bytes_of(recorded), [_bytes_of(one) for one in twins], smallest, same)
     if recorded.kind != "kernel":
         return NumberRefusal("a copy follows the number", node) if block.varies - block.noise else []
     found: dict[tuple[int, int, int], list[Form]] = {}
@@ -255,11 +262,12 @@ def _places(
         elif not (_span(met[0]) - _span(place)) & block.varies:  # else the bytes beside it are of the same number
             places[places.index(met[0])] = evolve(met[0], forms=(*met[0].forms, *place.forms))
     covered = {at for place in places for at in _span(place)}
-    left = {at for at in block.varies - block.noise - covered if not _is_address(at, samples, node)}
+    left = {at for at in block.varies - block.noise - covered if not _is_address(at, samples, node, same)}
     if left:
         return NumberRefusal(
             f"a parameter follows the number in an unknown way (byte {min(left)}: {_told(min(left), samples, node)})",
             node,
+            may_be_left=True,
         )
     return places
 
@@ -270,13 +278,13 @@ def _told(at: int, samples: Sequence[NumberSample], node: int) -> str:
     return ", ".join(f"{word:#x}{'*' * is_own(word)}" for word, is_own in words)
 
 
-def _is_address(at: int, samples: Sequence[NumberSample], node: int) -> bool:
+def _is_address(at: int, samples: Sequence[NumberSample], node: int, same: int) -> bool:
     """The byte is of a word that is an address in every capture, or nothing in some. What is no more than 4 bytes may
     be a number by itself, so it has to differ between captures with the same numbers, too."""
     words = [one.nodes[node].words[at // 8] for one in samples]
     if all(one.is_own_memory(word) for one, word in zip(samples, words, strict=True)):
         return True
-    if max(words) <= 0xFFFF_FFFF and len(set(words[:SAME])) == 1:
+    if max(words) <= 0xFFFF_FFFF and len(set(words[:same])) == 1:
         return False
     return all(not word or one.is_host_memory(word) for one, word in zip(samples, words, strict=True))
 
