@@ -17,6 +17,7 @@ from attrs import evolve
 from capture.core.facts import (
     CodeLocation,
     Collective,
+    Drift,
     Effect,
     EffectKind,
     Escape,
@@ -38,7 +39,7 @@ from capture.observe import gradient_uses, written_lines
 from capture.observe.described import MADE, DescribedRun, ImplicitInput, KeptEffect, KeptLeaf, kinds_of
 from capture.observe.dropped import empty_dropped
 from capture.observe.kept_value import KeptReads
-from capture.observe.result_objects import identity_text, is_copied, is_value
+from capture.observe.result_objects import identity_text, is_copied, is_used_up, is_value
 from capture.observe.returned_value import returned_at
 from capture.observe.run import ObservedRun, collections_of_old
 from capture.observe.trace import External, Produced, RunTrace
@@ -96,6 +97,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         runs=runs,
         placeholders=tuple(placeholders),
         outputs=tuple(output_info(leaf, watched) for leaf in outputs),
+        drifts=_taken_up(watched, outputs),
         effects=tuple(effect_facts),
         host_syncs=tuple(trace.syncs.values()),
         reads=tuple(trace.reads),
@@ -510,6 +512,14 @@ def _outputs(watched: ObservedRun, classify: Classifier) -> list[KeptLeaf]:
     returned = returned_at(watched.watch.trace.reads)
     reads = {watched.call.place_in_result(one): number for number, several in returned.items() for one in several}
     return [evolve(leaf, read=reads[leaf.path]) if leaf.path in reads else leaf for leaf in leaves]
+
+
+def _taken_up(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> tuple[Drift, ...]:
+    """Iterators and coroutines that the run made: whoever gets one uses it up, so the next call has another. Told after
+    one run, so that none is recorded: a coroutine of a run that is thrown away would warn that nobody awaited it."""
+    new = [one for one in outputs if is_used_up(one.value) and not watched.had(one.value)]
+    names = [f"the {type(one.value).__qualname__} of that call" for one in new]
+    return tuple([Drift(path=one.path, first=name, second="another") for one, name in zip(new, names, strict=True)])
 
 
 def output_info(leaf: KeptLeaf, watched: ObservedRun) -> OutputInfo:

