@@ -255,7 +255,7 @@ class Recording(Protocol):
     def kernels_using(self, paths: Sequence[str]) -> list[str]:
         """Names of the kernels known to use these tensors."""
 
-    def own(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
+    def make_owned(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
         """From now on these outputs, and no others, have fresh memory in every call. Gives what makes it after a
         replay; None if every replay does."""
 
@@ -447,7 +447,7 @@ class Backend(Protocol):
     lifts_numbers: bool
     """``lift`` may find something."""
     owns_in_place: bool
-    """``Recording.own`` has outputs written where their callers have them, and no more in the pool."""
+    """``Recording.make_owned`` has outputs written where their callers have them, and no more in the pool."""
 
     @property
     def rebinds_tensors(self) -> bool:

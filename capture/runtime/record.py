@@ -117,7 +117,7 @@ def _record(
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
     node.written = written
-    node.own(_owned(captured, entry, tree, outputs))
+    node.make_owned(_owned(captured, entry, tree, outputs))
     process_groups.note_user(node, facts)
     call.settle(node)
     result = _result(captured, entry, call, tree, node, recorded, uncounted, undo=undo)

@@ -143,11 +143,11 @@ class Node:
         # as a whole, whatever exception comes meanwhile
         return not native.committed(bool, (), lambda _: recording.avoid(block))
 
-    def own(self, numbers: Iterable[int]) -> None:
+    def make_owned(self, numbers: Iterable[int]) -> None:
         """From now on these groups of its outputs have fresh memory in every call."""
         assert self.outputs is not None
         assert self.recording is not None
-        self.outputs.own(numbers, self.recording)
+        self.outputs.make_owned(numbers, self.recording)
         if self.view is not None:
             self.see()
 

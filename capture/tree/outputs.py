@@ -138,7 +138,7 @@ class OutputPlan:
         self.sources = self.shared_storages
         self.places = [None] * len(self.groups)
 
-    def own(self, numbers: Iterable[int], recording: Recording) -> None:
+    def make_owned(self, numbers: Iterable[int], recording: Recording) -> None:
         """Give these groups fresh memory in every call from now on."""
         self.owned |= frozenset(numbers)
         for number in self.owned:
@@ -147,7 +147,7 @@ class OutputPlan:
             None if number in self.owned else group for number, group in enumerate(self.shared_storages)
         )
         groups = [(number, self.groups[number]) for number in sorted(self.owned)]
-        self.collect = recording.own(
+        self.collect = recording.make_owned(
             [OwnedOutput(group.block, group.geometries, self.places, number) for number, group in groups]
         )
         self.sources = tuple(  # C hands a tensor out as it stands; an inference tensor has to be made of it

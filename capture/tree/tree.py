@@ -253,10 +253,12 @@ class Tree:
         self._take_back(node)
         for pinned in {pin.node for pin in self.pins if node.is_in_the_way(pin.block)}:
             if pinned is not None and pinned.tree is self:
-                self._own(pinned, self._longer_used(pinned, node))
+                self._make_owned(pinned, self._longer_used(pinned, node))
         if self.backend.owns_in_place and node.outputs is not None:
             blocks = [pin.block for pin in self.pins]
-            self._own(node, [at for at, one in enumerate(node.outputs.groups) if any(map(one.block.overlaps, blocks))])
+            self._make_owned(
+                node, [at for at, one in enumerate(node.outputs.groups) if any(map(one.block.overlaps, blocks))]
+            )
         if node.tree is not self or any(node.is_in_the_way(pin.block) for pin in self.pins):
             return False
         if node.parent is not self.current:  # the step ended with a recording that was dropped
@@ -292,7 +294,7 @@ class Tree:
                 return []
         return [pin.number for pin in self.pins if pin.node is pinned]
 
-    def _own(self, node: Node, numbers: Sequence[int]) -> None:
+    def _make_owned(self, node: Node, numbers: Sequence[int]) -> None:
         """Make these outputs owned. Recordings that take such an output as an argument in the pool do not fit any
         more."""
         assert node.outputs is not None
@@ -301,7 +303,7 @@ class Tree:
         groups = [node.outputs.groups[number] for number in new]
         if not groups:
             return
-        native.committed(bool, (), lambda _: node.own(new))  # as a whole, whatever exception comes meanwhile
+        native.committed(bool, (), lambda _: node.make_owned(new))  # as a whole, whatever exception comes meanwhile
         node.function.note_kept(node.key[0], [group.paths for group in groups])
         node.log.counters.kept_outputs += len(groups)
         paths = ", ".join(path for group in groups for path in group.paths)

@@ -49,11 +49,11 @@ def know_nothing_of_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _write_where_recorded(change: Callable[[Any, str, Any], None]) -> None:
-    def own(self: Tape, outputs: Sequence[OwnedOutput]) -> Callable[[], None]:
+    def make_owned(self: Tape, outputs: Sequence[OwnedOutput]) -> Callable[[], None]:
         return OutputCopies(self.arena, outputs)
 
     change(CpuBackend, "owns_in_place", False)
-    change(Tape, "own", own)
+    change(Tape, "make_owned", make_owned)
     change(Tape, "avoid", lambda *_: False)
 
 

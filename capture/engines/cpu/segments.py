@@ -284,10 +284,10 @@ class SegmentedTape(Tape):
     # ---------------------------------------------------------------------------------------------- what is another way
 
     @override
-    def own(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
+    def make_owned(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
         """Copies after each replay: others may have to go on from what a segment wrote."""
         if not self.reads:
-            return super().own(outputs)
+            return super().make_owned(outputs)
         return OutputCopies(self.arena, outputs) if outputs else None
 
     @override

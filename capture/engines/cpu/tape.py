@@ -503,7 +503,7 @@ class Tape:
         """Replays write there."""
         return root.is_in_arena and _overlaps(root, block)
 
-    def own(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
+    def make_owned(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
         """Every replay writes where its caller's tensors are made."""
         self._owned = tuple(outputs)
         roots = [self._kept_root(output.block) for output in outputs]

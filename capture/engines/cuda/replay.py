@@ -443,7 +443,7 @@ class CudaRecording:
         """Names of the kernels that read or write these tensors, as far as they are known."""
         return self._bindings.kernels(paths) if self._bindings is not None else []
 
-    def own(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
+    def make_owned(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
         """The graph goes on writing in the pool; copies are made after each replay."""
         return OutputCopies(self._pool, outputs) if outputs else None
 
