@@ -52,7 +52,7 @@ class Place:
         ]  # fmt: skip
         return [full for name, full in others if named.tell_apart(self.keeper, name, full)]
 
-    def own(self) -> Any:
+    def namespace(self) -> Any:
         """The dict that keeps the names."""
         return _own_dict(self.keeper())
 
@@ -114,7 +114,7 @@ class Read:
     """``id`` of objects that the walk went into: guards of their own cover what can have been read of them."""
     tensors: set[int] = field(factory=set)
     """``id`` of all tensors that were met."""
-    own: frozenset[int] = frozenset()
+    guarded_tensors: frozenset[int] = frozenset()
     """``id`` of the tensors among them that have guards of their own."""
     begun_with: tuple[Any, ...] = ()
     """What the walk began with: see ``read_guards.begins_with``."""
@@ -124,7 +124,9 @@ class Read:
         unchanged."""
         if self.obstacle is not None or self.begun_with != begins_with:
             return False
-        return self.tensors.intersection(tensors) == self.own and native.Guards(tuple(self.guards))(()) == OK
+        return (
+            self.tensors.intersection(tensors) == self.guarded_tensors and native.Guards(tuple(self.guards))(()) == OK
+        )
 
 
 class OtherTensors:

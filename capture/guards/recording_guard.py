@@ -308,7 +308,7 @@ def changes_of_state(guard: RecordingGuard) -> list[StateChange]:
     """Differences from what the guard expects, where the former value is known."""
     differing = []
     for place in guard.places.all:
-        namespace = place.own()
+        namespace = place.namespace()
         for name, before, after in place.others() if namespace is not None else ():
             weak = type(before) is weakref.ref
             value = before() if weak else before

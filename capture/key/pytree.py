@@ -43,7 +43,7 @@ class Shell:
     shape: torch.Size
     stride: tuple[int, ...]
     members: tuple[Any, ...]
-    own: TensorKind | None
+    tensor_kind: TensorKind | None
     """Its own class and attributes, where they say more than the tensors it holds."""
 
     @classmethod
@@ -53,8 +53,8 @@ class Shell:
         tensors = {name: one for name, one in held.items() if isinstance(one, torch.Tensor)}
         others = {name: one for name, one in held.items() if name not in tensors}
         shape, stride = value.shape, value.stride()
-        members, own = tuple(tensors.values()), TensorKind.of(value)
-        return cls(type(value), tuple(tensors), others, context, shape, stride, members, own)
+        members, tensor_kind = tuple(tensors.values()), TensorKind.of(value)
+        return cls(type(value), tuple(tensors), others, context, shape, stride, members, tensor_kind)
 
     def around(self, members: list[Any]) -> Any:
         """The tensor put together around these members; a shell again if the members are no tensors."""
@@ -62,7 +62,7 @@ class Shell:
             return attrs.evolve(self, members=tuple(members))
         held = self.others | dict(zip(self.names, members, strict=True))
         made = self.kind.__tensor_unflatten__(held, self.context, self.shape, self.stride)
-        return made if self.own is None else self.own.given_to(made)
+        return made if self.tensor_kind is None else self.tensor_kind.given_to(made)
 
 
 def field_names(kind: type) -> tuple[str, ...] | None:

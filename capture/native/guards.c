@@ -32,7 +32,7 @@ typedef enum {
 } Kind;
 
 typedef struct {
-    Version *own;       /* of the dict that the guard is about, kept by ``holder``, where that tells all; else NULL */
+    Version *of_dict;   /* of the dict that the guard is about, kept by ``holder``, where that tells all; else NULL */
     uint64_t version;   /* of that dict when the guard was found to hold; 0: none */
     PyObject *type;     /* of what a weak ``expected`` refers to; else NULL */
     Reach reach;
@@ -48,7 +48,7 @@ typedef struct {
 
 /* A dict, whose version tells of some guards that they hold. */
 typedef struct {
-    Version *own;
+    Version *of_dict;
     uint64_t version;    /* when all of them were found to hold; 0: none */
     Py_ssize_t from, to; /* which they are, in ``order`` */
 } Table;
@@ -127,7 +127,7 @@ static Version *versioned(const Guard *guard)
 
 static uint64_t version_of(const Guard *guard)
 {
-    return guard->own == NULL ? 0 : NUMBER_OF(guard->own);
+    return guard->of_dict == NULL ? 0 : NUMBER_OF(guard->of_dict);
 }
 
 /* What is in a container, a new reference; NULL, with an exception or without one. */
@@ -589,7 +589,7 @@ static int compare_places(const void *one, const void *other)
 /* Fills ``tables`` and ``order``: 1; 0 without memory. */
 static int sort_by_dict(Guards *self)
 {
-    Py_ssize_t count = self->first, told = 0, (*pairs)[2] = PyMem_Malloc((size_t)(count + 1) * sizeof(*pairs));
+    Py_ssize_t count = self->first, sorted = 0, (*pairs)[2] = PyMem_Malloc((size_t)(count + 1) * sizeof(*pairs));
     Table *tables = PyMem_Realloc(self->tables, (size_t)(count + 1) * sizeof(*tables));
     self->tables = tables == NULL ? self->tables : tables;
     Py_ssize_t *order = PyMem_Realloc(self->order, (size_t)(count + 1) * sizeof(*order));
@@ -600,12 +600,12 @@ static int sort_by_dict(Guards *self)
     }
     self->num_tables = self->others = self->may_run = 0;
     for (Py_ssize_t i = 0; i < count; i++)
-        if (self->guards[i].own != NULL && self->guards[i].type == NULL) {
-            pairs[told][0] = (Py_ssize_t)self->guards[i].own;
-            pairs[told++][1] = i;
+        if (self->guards[i].of_dict != NULL && self->guards[i].type == NULL) {
+            pairs[sorted][0] = (Py_ssize_t)self->guards[i].of_dict;
+            pairs[sorted++][1] = i;
         }
-    qsort(pairs, (size_t)told, sizeof(*pairs), compare_places);
-    for (Py_ssize_t i = 0; i < told; i++) {
+    qsort(pairs, (size_t)sorted, sizeof(*pairs), compare_places);
+    for (Py_ssize_t i = 0; i < sorted; i++) {
         if (i == 0 || pairs[i][0] != pairs[i - 1][0])
             tables[self->num_tables++] = (Table){(Version *)pairs[i][0], 0, i, i};
         tables[self->num_tables - 1].to++;
@@ -613,8 +613,8 @@ static int sort_by_dict(Guards *self)
     }
     PyMem_Free(pairs);
     for (Py_ssize_t i = 0; i < count; i++)
-        if (self->guards[i].own == NULL || self->guards[i].type != NULL) {
-            order[told + self->others++] = i;
+        if (self->guards[i].of_dict == NULL || self->guards[i].type != NULL) {
+            order[sorted + self->others++] = i;
             self->may_run |= !is_quiet(&self->guards[i]);
         }
     self->sorted = ++self->times;
@@ -637,7 +637,7 @@ static int num_changed(const Guards *self, Table **changed)
     int count = 0;
     for (Py_ssize_t i = 0; i < self->num_tables && count < 2; i++) {
         Table *table = &self->tables[i];
-        if (table->version == 0 || NUMBER_OF(table->own) != table->version) {
+        if (table->version == 0 || NUMBER_OF(table->of_dict) != table->version) {
             *changed = table;
             count++;
         }
@@ -742,7 +742,7 @@ static int guards_clear(PyObject *object)
     self->first = self->sorted = 0;
     while (self->count) {
         Guard guard = self->guards[--self->count];
-        version_done(guard.own); /* before what it is about */
+        version_done(guard.of_dict); /* before what it is about */
         Py_DECREF(guard.holder);
         Py_DECREF(guard.key);
         Py_DECREF(guard.expected);
@@ -892,7 +892,7 @@ static int take_expected(Guard *guard)
     PyObject *expected = guard->expected;
     guard->version = guard->number = 0;
     guard->needs = -1;
-    guard->own = NULL;
+    guard->of_dict = NULL;
     guard->type = NULL;
     if (!is_sound(guard)) {
         PyErr_SetString(PyExc_ValueError, "no such guard");
@@ -911,7 +911,7 @@ static int take_expected(Guard *guard)
         guard->type = PyTuple_GET_ITEM(expected, 1);
         guard->needs = needs == Py_None ? -1 : needs == Py_True;
     }
-    guard->own = versioned(guard);
+    guard->of_dict = versioned(guard);
     return 0;
 }
 
@@ -1019,7 +1019,7 @@ static PyObject *guards_beside(PyObject *object, PyObject *args)
     for (Py_ssize_t i = 0; other != NULL && i < self->first; i++) {
         Guard *guard = &other->guards[other->count++];
         *guard = self->guards[i];
-        guard->own = versioned(guard);
+        guard->of_dict = versioned(guard);
         Py_INCREF(guard->holder);
         Py_INCREF(guard->key);
         Py_INCREF(guard->expected);
@@ -1052,7 +1052,7 @@ static PyObject *guards_expect(PyObject *object, PyObject *args)
     self->sorted = 0;
     Py_DECREF(was.expected);
     Py_XDECREF(was.type);
-    version_done(was.own);
+    version_done(was.of_dict);
     Py_RETURN_NONE;
 }
 

@@ -49,7 +49,7 @@ class Lifetime:
 class Memory:
     """What is known of addresses."""
 
-    own: Sequence[Span]
+    parts: Sequence[Span]
     """The recording's own memory: begin and end of each part of it."""
     lifetimes: Sequence[Lifetime]
     block_of: Callable[[int], Span | None]
@@ -57,13 +57,13 @@ class Memory:
     _begins: list[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "own", sorted(self.own))
-        object.__setattr__(self, "_begins", [begin for begin, _ in self.own])
+        object.__setattr__(self, "parts", sorted(self.parts))
+        object.__setattr__(self, "_begins", [begin for begin, _ in self.parts])
 
     def own_part(self, address: int) -> Span | None:
         """The part of the recording's own memory that holds the address."""
         at = bisect.bisect_right(self._begins, address) - 1
-        return self.own[at] if at >= 0 and address < self.own[at][1] else None
+        return self.parts[at] if at >= 0 and address < self.parts[at][1] else None
 
     def around(self, address: int, operator: int, part: Span) -> Span:
         """What an operator, by its number, can have got with this address: a block that outlived it, or all memory

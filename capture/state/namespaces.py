@@ -34,7 +34,7 @@ class Namespace:
     holder: Any
     prefix: str
     parent: Source | None
-    own: Mapping[str, Any]
+    mapping: Mapping[str, Any]
     names: tuple[str, ...]
     values: tuple[Any, ...]
 
@@ -50,7 +50,7 @@ class Namespace:
 
     def changes(self) -> Iterator[tuple[Source, Any, Any]]:
         """Places whose values changed, with the former and the present value."""
-        now = self.own
+        now = self.mapping
         if len(now) == len(self.names) and all(map(operator.is_, now.values(), self.values)):
             return
         before = dict(zip(self.names, self.values, strict=True))

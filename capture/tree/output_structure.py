@@ -321,7 +321,7 @@ class Structures:
 
     numbers: Iterator[int]
     """Numbers of the leaves to come."""
-    own: dict[int, Source]
+    sources: dict[int, Source]
     """Objects that existed before the run and are handed back, by ``id``."""
     shapes: dict[int, Shape] = field(factory=dict)
     """The shapes of objects met so far, by ``id``."""
@@ -329,7 +329,7 @@ class Structures:
     def skeleton(self, value: Any, visit: Visit | None = None) -> Any:
         """The structure without its leaves. ``visit``: as in ``pytree.leaves``."""
         visit = Visit() if visit is None else visit
-        source = self.own.get(id(value))
+        source = self.sources.get(id(value))
         if not pytree.is_container(value):
             number, shape = next(self.numbers), self.shapes.get(id(objects.referent(value)))
             if source is not None:

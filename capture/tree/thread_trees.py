@@ -85,8 +85,8 @@ class InUse:
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.own = _ThreadTrees()
-        self.in_use = InUse(self.own.trees)
+        self.of_thread = _ThreadTrees()
+        self.in_use = InUse(self.of_thread.trees)
         self.worker = Worker()
         self.state: ThreadState | None = None
         """The state that was asked for last."""
@@ -102,8 +102,8 @@ def _disown_all() -> None:
     """Other threads' as well: functions know their recordings."""
     for number, tree in enumerate(_all.all()):
         _disown({str(number): tree})
-    _disown(_trees.own.trees)
-    _trees.own.process = os.getpid()
+    _disown(_trees.of_thread.trees)
+    _trees.of_thread.process = os.getpid()
     _trees.serves = (NO_TASK, 0)
 
 

@@ -217,7 +217,7 @@ def _complete(places: Sequence[NumberPlace], uses: Sequence[NumberUse]) -> Numbe
 class _Bytes:
     """One node's parameters in the recording and in all samples."""
 
-    own: bytes
+    recorded: bytes
     every: list[bytes]
     smallest: int
     same: int
@@ -299,7 +299,7 @@ def _where(block: _Bytes, wanted: Sequence[bytes]) -> list[int]:
     places = []
     for offset in {at - at % size for at in block.varies}:
         end = offset + size
-        is_there = block.own[offset:end] == first and all(
+        is_there = block.recorded[offset:end] == first and all(
             one[offset:end] == other for one, other in zip(block.every, wanted, strict=True)
         )
         if is_there:
