@@ -78,7 +78,7 @@ class Block:
     runs_once: bool = False
     """What it keeps of its first run is used up by the second one."""
 
-    def note(self, saved_tensor: Any, tensor: torch.Tensor) -> None:
+    def add(self, saved_tensor: Any, tensor: torch.Tensor) -> None:
         """The run of the body saves this tensor."""
         self.saved.append(weakref.ref(saved_tensor))
         self.told.append(self._told(tensor))

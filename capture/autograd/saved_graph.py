@@ -216,7 +216,7 @@ class SavedTensorHooks:
         block = None if self.blocks is None else self.blocks.current
         saved_tensor = self.save(tensor, is_made_again=block is not None)
         if block is not None:
-            block.note(saved_tensor, tensor)
+            block.add(saved_tensor, tensor)
         return saved_tensor
 
     def save(self, tensor: torch.Tensor, **told: bool) -> SavedTensor:

@@ -72,7 +72,7 @@ def _read_by(
         more |= walk.more_names
         if walk.compiled and not is_static:
             ran, is_static = CodeRun(), True
-            ran.note(run)
+            ran.update(run)
         for compiled in walk.compiled:
             ran.add_function(compiled)
 

@@ -70,7 +70,7 @@ static int kind_of(CodeWatch *self, PyObject *code, PyObject *globals)
 }
 
 /* 0, -1. */
-static int note(CodeWatch *self, PyObject *code, PyObject *globals)
+static int add_code(CodeWatch *self, PyObject *code, PyObject *globals)
 {
     PyObject *known = PyDict_GetItemWithError(self->seen, code);
     if (known == globals)
@@ -154,7 +154,7 @@ static int enter(CodeWatch *self, PyFrameObject *frame)
             failed = PySet_Discard(self->below, code) < 0;
         else if (!PyDict_Contains(self->seen, code))
             failed = PySet_Add(self->below, code) < 0;
-        failed = failed || note(self, code, globals) < 0;
+        failed = failed || add_code(self, code, globals) < 0;
         if (!failed && PySet_GET_SIZE(self->asked) && PySet_Contains(self->asked, code) == 1) {
             PyObject *answer = PyObject_CallOneArg(self->told, (PyObject *)frame);
             failed = answer == NULL;

@@ -81,7 +81,7 @@ static void forget(Version *version)
 }
 
 /* Called right before each change. */
-static int note(PyDict_WatchEvent event, PyObject *dict, PyObject *Py_UNUSED(key), PyObject *Py_UNUSED(value))
+static int dict_changed(PyDict_WatchEvent event, PyObject *dict, PyObject *Py_UNUSED(key), PyObject *Py_UNUSED(value))
 {
     Version *found = room ? table[place_of(dict)] : NULL;
     for (Py_ssize_t i = 0; found != NULL && i < found->num_groups; i++)
@@ -252,7 +252,7 @@ static PyMethodDef functions[] = {
 
 int add_dict_versions(PyObject *module)
 {
-    watcher = PyDict_AddWatcher(note);
+    watcher = PyDict_AddWatcher(dict_changed);
     if (watcher < 0)
         PyErr_Clear(); /* all are taken */
     return PyModule_AddFunctions(module, functions);

@@ -284,7 +284,7 @@ def perform(
                 raise
             ran.append((None, error))
 
-    def note(_: bool) -> None:
+    def commit(_: bool) -> None:
         """What it did is known, whoever is stopped meanwhile: it cannot run again."""
         if not ran:
             return
@@ -313,7 +313,7 @@ def perform(
         ]
         after(made[0])
 
-    native.committed(run, (), note)
+    native.committed(run, (), commit)
     return made.pop(), ran.pop()[0]  # an error among them has this frame
 
 

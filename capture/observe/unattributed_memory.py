@@ -52,10 +52,10 @@ class UnattributedMemory:
         storages: dict[int, _HeldStorage] = {}
         for tensor in gradient_uses.saved_above(ends):
             if tensor.layout is torch.strided:
-                storages.setdefault(id(tensor.untyped_storage()), _HeldStorage()).note(tensor)
+                storages.setdefault(id(tensor.untyped_storage()), _HeldStorage()).add(tensor)
         for held in storages.values():
             for base in [one._base for one in held.tensors if one._base is not None]:
-                held.note(base)
+                held.add(base)
         return storages
 
 
@@ -66,7 +66,7 @@ class _HeldStorage:
     tensors: list[torch.Tensor] = field(factory=list)
     times: Counter[int] = field(factory=Counter)
 
-    def note(self, tensor: torch.Tensor) -> None:
+    def add(self, tensor: torch.Tensor) -> None:
         """Held once more."""
         if id(tensor) not in self.times:
             self.tensors.append(tensor)

@@ -187,7 +187,7 @@ class _Walk(Commit):
         before = tree.recording
         noted, changed, changes = list[Outcome](), list[bool](), list[Any]()
 
-        def note(outcome: Outcome) -> None:
+        def keep_outcome(outcome: Outcome) -> None:
             noted[:] = [outcome]
             self.islands[count:] = noted
 
@@ -195,7 +195,7 @@ class _Walk(Commit):
             tree.recording = True  # so that the garbage collector does not change the tree meanwhile
             with torch.set_grad_enabled(call.grad):
                 given = call.args, call.kwargs, call.beside, call.generators, call.before
-                note(perform(call.function, *given, note, keeps=keeps)[0])
+                keep_outcome(perform(call.function, *given, keep_outcome, keeps=keeps)[0])
 
         def settle(_: bool) -> Found | None:
             tree.recording = before

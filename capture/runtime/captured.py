@@ -269,7 +269,7 @@ class Captured:
 
     def note_form(self, entry: Entry, facts: Facts) -> None:
         """A run showed whether calls that differ in form alone are the same (``Family``)."""
-        if entry.family is not None and entry.family.note(reads_form=facts.reads_form):
+        if entry.family is not None and entry.family.regroup(reads_form=facts.reads_form):
             self.clear_fast_paths()
 
     def clear_fast_paths(self) -> None:

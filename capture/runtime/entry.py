@@ -251,7 +251,7 @@ class Entry:
     def note_reads(self, watched: ObservedRun, described: DescribedRun) -> tuple[tuple[str, str] | None, str | None]:
         """Note the code that a watched run ran, and the Python state that it read. Gives what of this state cannot be
         guarded, with its path, and the path of state that the run may have read and that an island changed."""
-        self.ran.note(watched.ran)
+        self.ran.update(watched.ran)
         call, rebuilt = watched.call, watched.rebuilt()
         found = read_by(self.ran, call, watched.changed, rebuilt, own_tensors(described, call.leaves))
         self.places, self.read = found.places, None if watched.changed or rebuilt else found
@@ -340,8 +340,8 @@ class Family:
         self.entries[pattern, () if self.takes_any_form else entry.form] = entry
         return entry
 
-    def note(self, *, reads_form: bool) -> bool:
-        """Note a watched run. True if calls come to other entries from now on."""
+    def regroup(self, *, reads_form: bool) -> bool:
+        """A watched run showed whether the body reads the form. True if calls come to other entries from now on."""
         before = self.takes_any_form
         self.reads_form = bool(self.reads_form) or reads_form
         if before == self.takes_any_form:

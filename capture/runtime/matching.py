@@ -34,7 +34,7 @@ def find_entry(captured: Captured, values: Values, modes: Ambient) -> tuple[Entr
     leaves = Leaves()
     if not captured.optimizers.has_looked:  # once, also where no call ever gets a key
         state = snapshot.snapshot(captured.call(values, leaves).roots())
-        captured.optimizers.note(state, captured.function, (captured.receiver, *values))
+        captured.optimizers.search(state, captured.function, (captured.receiver, *values))
     arguments = captured.arguments(values, leaves)  # first: it may open objects, which become a part of the key
     key = (modes, arguments, *(() if captured.stateless else captured.rest(values)))
     family = captured.families.get(key)

@@ -107,11 +107,11 @@ def _watch(
         if forgets:
             call.forget_run()
         captured.shares_casts = captured.shares_casts or watched.shares_casts
-        captured.optimizers.note(watched.before, call.function, (call.receiver, *call.values))
+        captured.optimizers.search(watched.before, call.function, (call.receiver, *call.values))
         captured.optimizers.note_gradients(*watched.gradient_uses())
         on_cpu = all(one.startswith(("cpu", "meta")) for one in watched.watch.trace.devices)
         given = {type(one) for one in (call.receiver, *call.values, *[leaf for _, leaf in call.all_leaves()])}
-        if captured.unreached.note(watched.before, watched.ran, given, runs_operators=on_cpu):
+        if captured.unreached.search(watched.before, watched.ran, given, runs_operators=on_cpu):
             watched.once = watched.once or "functions that ran were found in the hands of a library"
         if watched.error is not None:
             error, watched.error = watched.error, None

@@ -312,7 +312,7 @@ def _node(
     described, watched = recorded.described, recorded.watched
     assert described is not None
     assert watched is not None
-    entry.ran.note(watched.ran)
+    entry.ran.update(watched.ran)
     paths = [path for path, _ in call.paths()]
     static = [one.position for one in inputs if one.how == "static"]
     mutated = _mutated(described.facts)

@@ -27,8 +27,8 @@ class _Place:
     calls: deque[int] = field(factory=lambda: deque(maxlen=_OFTEN))
     """Numbers of the calls that brought new ones."""
 
-    def note(self, value: Any, call: int) -> None:
-        """Note the object that is there now."""
+    def add(self, value: Any, call: int) -> None:
+        """The object that is there now."""
         if not may_be_input(value) or any(_held(one) is value for one in self.known):
             return
         self.known.append(_weakly(value))
@@ -59,8 +59,9 @@ class Replacements:
     """Those that the last watched run found."""
     _places: dict[tuple[int, Any], _Place] = field(factory=dict)
 
-    def note(self, objects: Iterable[tuple[InputPlace, Callable[[], Any]]], call: int) -> None:
-        """Objects that a recording, or a watched run, found in these places. ``call``: the number of this one."""
+    def compare(self, objects: Iterable[tuple[InputPlace, Callable[[], Any]]], call: int) -> None:
+        """Count the places that have other objects now than a recording, or a watched run, found there. ``call``: the
+        number of this one."""
         for place, held in objects:
             now, value = place.read(), held()
             if now is value or not may_be_input(now):
@@ -70,13 +71,13 @@ class Replacements:
                 kept = self._places[place.key()] = _Place(place)
                 if value is not None:
                     kept.known.append(_weakly(value))
-            kept.note(now, call)
+            kept.add(now, call)
 
     def note_new_key(self, call: int) -> None:
         """A call is unlike all before: it may be for what is in those places."""
-        self.note(self.latest, call)
+        self.compare(self.latest, call)
         for one in self._places.values():
-            one.note(one.place.read(), call)
+            one.add(one.place.read(), call)
 
     def inputs(self) -> list[InputPlace]:
         """Places that are inputs from now on."""

@@ -92,7 +92,7 @@ def finds_inputs(captured: Captured, entry: Entry, places: Places) -> bool:
         return False
     counters, replacements = captured.log.counters, captured.replacements
     number = counters.body_runs + counters.replays
-    replacements.note(places.objects, number)
+    replacements.compare(places.objects, number)
     if not entry.was_watched:
         replacements.note_new_key(number)
     inputs_found = replacements.inputs()

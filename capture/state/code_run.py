@@ -62,7 +62,7 @@ class CodeRun:
     is_complete: bool = True
     """False where some code may have run unseen."""
 
-    def note(self, other: CodeRun) -> None:
+    def update(self, other: CodeRun) -> None:
         """Add the code of another run."""
         self.is_complete = self.is_complete and other.is_complete
         for code, scopes in other.codes.items():

@@ -133,7 +133,7 @@ class Optimizers:
     def __bool__(self) -> bool:
         return bool(self._found or self._parameters)
 
-    def note(self, state: Snapshot, function: Any, inputs: Sequence[Any]) -> None:
+    def search(self, state: Snapshot, function: Any, inputs: Sequence[Any]) -> None:
         """Look for more of them in what a body can reach. ``inputs``: the receiver and the arguments.
 
         An optimizer that is only near, as one that a trainer keeps, is none of the body's: its own code tells before

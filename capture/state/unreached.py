@@ -73,7 +73,7 @@ class Unreached:
                 seen[f"{code.co_qualname}:{code.co_varnames[0]}"] = receiver
             self._entered += [(value, name) for name, value in seen.items() if type(value) not in PLAIN_TYPES]
 
-    def note(self, state: Snapshot, ran: CodeRun, given: Iterable[type], *, runs_operators: bool) -> bool:
+    def search(self, state: Snapshot, ran: CodeRun, given: Iterable[type], *, runs_operators: bool) -> bool:
         """Look for functions that ran and that ``state`` did not come to. True: there were some. ``given``: classes of
         the arguments. ``runs_operators``: replays run the Python code of operators, so what that leaves behind is left
         as in the body."""

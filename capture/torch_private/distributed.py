@@ -118,9 +118,9 @@ def _has_hook_of_torchs(module: Any) -> bool:
 @contextlib.contextmanager
 def handles_watched(note_use: Callable[[str], None], modules: Sequence[torch.nn.Module]) -> Iterator[None]:
     """In the block ``Work.wait`` is no business of dispatch modes: some backends copy results in it, from memory that
-    no operator told of. Without torch's guard they see that, and what does it runs eagerly. ``note(name)`` is called
-    where a future is taken from a handle: what it leads to runs in other threads, unseen. So do hooks of torch's own
-    that one of the ``modules`` the body can reach has."""
+    no operator told of. Without torch's guard they see that, and what does it runs eagerly. ``note_use(name)`` is
+    called where a future is taken from a handle: what it leads to runs in other threads, unseen. So do hooks of torch's
+    own that one of the ``modules`` the body can reach has."""
     if not groups_exist() or _without_modes is None:
         yield
         return

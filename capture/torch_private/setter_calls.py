@@ -31,7 +31,7 @@ class SetterCalls:
     def __init__(self) -> None:
         self.count = 0
 
-    def note(self, *_: object) -> None:
+    def increment(self, *_: object) -> None:
         """One of them was called, in any thread."""
         self.count += 1
 
@@ -49,7 +49,7 @@ def notices_setters() -> bool:
     monitoring.use_tool_id(number, "torch-capture")
     events = monitoring.events.PY_START | monitoring.events.PY_RETURN
     for event in (monitoring.events.PY_START, monitoring.events.PY_RETURN):
-        monitoring.register_callback(number, event, SETTER_CALLS.note)
+        monitoring.register_callback(number, event, SETTER_CALLS.increment)
     for code in set(_setters()):
         monitoring.set_local_events(number, code, events)
     before = SETTER_CALLS.count

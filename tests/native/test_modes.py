@@ -128,11 +128,11 @@ def test_slow_modes_are_compared_once_after_each_change() -> None:
     modes = native.Modes((), (slow, changes, "count", changes.count))
     assert [modes() for _ in range(3)] == [True] * 3
     assert asked == []
-    changes.note()
+    changes.increment()
     assert [modes() for _ in range(3)] == [True] * 3
     assert len(asked) == 1
     asked += [0] * 9
-    changes.note()
+    changes.increment()
     assert not modes()
     with pytest.raises(ValueError, match="in a slot"):
         native.Modes((), (slow, object(), "count", 0))

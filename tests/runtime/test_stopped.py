@@ -61,7 +61,7 @@ def test_stopped_anywhere(part: int) -> None:
 _STEPS = {
     "Tree._pin", "Tree._pins_in_use", "pins_of", "leave", "Tree._make_owned", "Node.make_owned", "Node.is_in_the_way",
     "OutputPlan.make_owned", "Tape.make_owned", "Tape.avoid", "Tape.rebind", "Tape._point_at", "state_moved", "_settle",
-    "RecordingGuard.follow", "perform.<locals>.note", "_Walk._run_island.<locals>.settle",
+    "RecordingGuard.follow", "perform.<locals>.commit", "_Walk._run_island.<locals>.settle",
 }  # fmt: skip
 """What changes a recording that is there, or whose memory is whose, in several steps."""
 

@@ -174,14 +174,14 @@ class SegmentRun:
         known = {id(one): (one, one._version) for one in there if not one.is_inference()}
         count = len(ran)
 
-        def note(outcome: Outcome) -> None:
+        def keep_outcome(outcome: Outcome) -> None:
             ran[count:] = [outcome]
 
         with self._capture.aside():
             outcome, result = perform(
-                function, args, kwargs, beside, self.written.generators, begin.before, note
+                function, args, kwargs, beside, self.written.generators, begin.before, keep_outcome
             )  # fmt: skip
-        note(outcome)
+        keep_outcome(outcome)
         self.counted.update({key: one._version - version for key, (one, version) in known.items()})
         return outcome, result
 

@@ -62,7 +62,7 @@ _filter = _Filter()
 
 @contextmanager
 def device_syncs(note_sync: Callable[[str], None], operator: Callable[[], str | None]) -> Iterator[None]:
-    """Call ``note(name)`` at each sync in this thread. ``operator``: the one that runs, None to look away."""
+    """Call ``note_sync(name)`` at each sync in this thread. ``operator``: the one that runs, None to look away."""
     if not devices.may_wait():
         yield
         return
@@ -106,11 +106,11 @@ def unnoticed() -> Iterator[None]:
             _filter.listeners[threading.get_ident()] = listener
 
 
-def _noting(name: str, original: Any, note: Callable[[str], None], thread: int) -> Any:
+def _noting(name: str, original: Any, note_sync: Callable[[str], None], thread: int) -> Any:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread:
-            note(name)
+            note_sync(name)
         return original(*args, **kwargs)
 
     return call

@@ -44,8 +44,8 @@ def host_reads(
     exported: Callable[[torch.Tensor], None],
     resized: Callable[[torch.UntypedStorage, int], None],
 ) -> Iterator[None]:
-    """Call ``note(name)`` before each host read in this thread, for the length of the block, and ``read`` in the place
-    of those that may be compared; ``exported(tensor)`` before a device tensor is handed to another library, and
+    """Call ``note_sync(name)`` before each host read in this thread, for the length of the block, and ``read`` in the
+    place of those that may be compared; ``exported(tensor)`` before a device tensor is handed to another library, and
     ``resized(storage, nbytes)`` before a storage gets that many bytes."""
     thread = threading.get_ident()
     interface: Any = torch.Tensor.__cuda_array_interface__
@@ -69,13 +69,13 @@ def host_reads(
         yield
 
 
-def _address(original: Any, note: Callable[[str], None], thread: int) -> Any:
+def _address(original: Any, note_sync: Callable[[str], None], thread: int) -> Any:
     """Whoever has the address of host memory reads and writes there without a word. torch's own code compares it."""
 
     @functools.wraps(original)
     def read(holder: Any) -> Any:
         if threading.get_ident() == thread and holder.device.type == "cpu" and is_asked_by_users():
-            note("data_ptr")
+            note_sync("data_ptr")
         return original(holder)
 
     return read
@@ -100,8 +100,8 @@ def _storage_resizes(resized: Callable[[torch.UntypedStorage, int], None]) -> It
 
 @contextmanager
 def graph_uses(note_use: Callable[[str], None], checkpoint: Callable[[], None]) -> Iterator[None]:
-    """Call ``note(name)`` where code in this thread hooks itself into the autograd graph; ``checkpoint()`` where that
-    is a block that the backward pass runs again."""
+    """Call ``note_use(name)`` where code in this thread hooks itself into the autograd graph; ``checkpoint()`` where
+    that is a block that the backward pass runs again."""
     thread = threading.get_ident()
     grad_fn: Any = torch.Tensor.grad_fn
 

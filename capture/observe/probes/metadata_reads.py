@@ -48,7 +48,7 @@ def unkeyed_reads(
     note_read: Callable[[str, Holder], None], note_form: Callable[[], None],
     arguments: Iterable[tuple[str, Any]], theirs: Mapping[int, torch.Tensor],
 ) -> Iterator[None]:  # fmt: skip
-    """Call ``note(name, holder)`` where code in this thread asks a tensor or a storage for one of these, and
+    """Call ``note_read(name, holder)`` where code in this thread asks a tensor or a storage for one of these, and
     ``note_form()`` where it asks for strides.
 
     ``arguments``: the leaves that the body got. Of what the caller's code put on them the key has the names alone.
