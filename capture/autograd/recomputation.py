@@ -70,7 +70,7 @@ class Block:
     metadata: Callable[[torch.Tensor], Any] | None
     saved: list[weakref.ref[Any]] = field(factory=list)
     """``SavedTensor``s of the graph, also those of blocks inside. Some of them may be dead."""
-    told: list[Any] = field(factory=list)
+    metadata_saved: list[Any] = field(factory=list)
     """Metadata of each saved tensor."""
     begin_state: Any = None
     """State of the CPU's generator as the block began."""
@@ -81,9 +81,9 @@ class Block:
     def add(self, saved_tensor: Any, tensor: torch.Tensor) -> None:
         """The run of the body saves this tensor."""
         self.saved.append(weakref.ref(saved_tensor))
-        self.told.append(self._told(tensor))
+        self.metadata_saved.append(self._metadata_of(tensor))
 
-    def _told(self, tensor: torch.Tensor) -> Any:
+    def _metadata_of(self, tensor: torch.Tensor) -> Any:
         return None if self.metadata is None else self.metadata(tensor)
 
     def run_again(self, fill: Callable[[Any], Any], *, to_end: bool) -> dict[Any, torch.Tensor]:
@@ -118,8 +118,8 @@ class Block:
                 f"Number of tensors saved during forward: {len(self.saved)}\n"
                 f"Number of tensors saved during recomputation: {len(made)}."
             )
-        for at, (saved, tensor, saved_metadata) in enumerate(zip(self.saved, made, self.told, strict=False)):
-            now = self._told(tensor)
+        for at, (saved, tensor, saved_metadata) in enumerate(zip(self.saved, made, self.metadata_saved, strict=False)):
+            now = self._metadata_of(tensor)
             if saved() is not None and now != saved_metadata:
                 checkpoints.raise_mismatch(
                     "Recomputed values for the following tensors have different metadata than during the forward "

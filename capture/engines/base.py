@@ -193,7 +193,7 @@ class IslandCall:
 class Found:
     """What the host read at a break, in one call."""
 
-    told: str
+    text: str
     """See ``Facts.reads``."""
     made: Sequence[Any] = ()
     """What the operator returned, for the recording that goes on."""

@@ -29,7 +29,7 @@ typedef struct {
     PyObject *seen;  /* a dict: noted code to its globals */
     PyObject *below; /* a set: noted code that only operators ran */
     PyObject *asked; /* a set of code, whose frames */
-    PyObject *told;  /* this function is told of as they begin */
+    PyObject *on_frame; /* called with them as they begin */
     PyObject *more;  /* a list: pairs of code that ran with other globals, too */
     PyObject *leaves; /* a function: whether a function in C leaves something that a replay would not, or None */
     PyObject *calls; /* a list: those that do, with the code and the line that called them first */
@@ -156,7 +156,7 @@ static int enter(CodeWatch *self, PyFrameObject *frame)
             failed = PySet_Add(self->below, code) < 0;
         failed = failed || add_code(self, code, globals) < 0;
         if (!failed && PySet_GET_SIZE(self->asked) && PySet_Contains(self->asked, code) == 1) {
-            PyObject *answer = PyObject_CallOneArg(self->told, (PyObject *)frame);
+            PyObject *answer = PyObject_CallOneArg(self->on_frame, (PyObject *)frame);
             failed = answer == NULL;
             Py_XDECREF(answer);
         }
@@ -216,10 +216,10 @@ static PyObject *end(PyObject *object, PyObject *Py_UNUSED(none))
 
 static PyObject *code_watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"sort", "kinds", "apart", "leaves", "asked", "told", NULL};
-    PyObject *sort, *kinds, *apart, *leaves, *asked, *told;
+    static char *names[] = {"sort", "kinds", "apart", "leaves", "asked", "on_frame", NULL};
+    PyObject *sort, *kinds, *apart, *leaves, *asked, *on_frame;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!OO!O", names, &sort, &PyDict_Type, &kinds, &PyTuple_Type,
-                                     &apart, &leaves, &PySet_Type, &asked, &told))
+                                     &apart, &leaves, &PySet_Type, &asked, &on_frame))
         return NULL;
     CodeWatch *self = (CodeWatch *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -230,7 +230,7 @@ static PyObject *code_watch_new(PyTypeObject *type, PyObject *args, PyObject *kw
     self->name = PyUnicode_InternFromString("__name__");
     self->leaves = Py_NewRef(leaves);
     self->asked = Py_NewRef(asked);
-    self->told = Py_NewRef(told);
+    self->on_frame = Py_NewRef(on_frame);
     self->seen = PyDict_New();
     self->below = PySet_New(NULL);
     self->more = PyList_New(0);
@@ -251,7 +251,7 @@ static int code_watch_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->more);
     Py_VISIT(self->leaves);
     Py_VISIT(self->asked);
-    Py_VISIT(self->told);
+    Py_VISIT(self->on_frame);
     Py_VISIT(self->calls);
     Py_VISIT(self->other_object);
     return 0;
@@ -269,7 +269,7 @@ static int code_watch_clear(PyObject *object)
     Py_CLEAR(self->more);
     Py_CLEAR(self->leaves);
     Py_CLEAR(self->asked);
-    Py_CLEAR(self->told);
+    Py_CLEAR(self->on_frame);
     Py_CLEAR(self->calls);
     Py_CLEAR(self->other_object);
     return 0;

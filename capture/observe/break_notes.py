@@ -167,7 +167,7 @@ class BreakNotes(RunNotes):
                 external.mutation = Mutation(evidence="version", op=f"{begin.name}()", where=begin.where)
         for tensor in outcome.made or islands.tensors_of(results[0]) if outcome.unsuited else outcome.made:
             self.note_made(tensor)
-        trace.reads.append(read_text(outcome.told))
+        trace.reads.append(read_text(outcome.text))
         trace.note_break("island", begin.name, begin.where, outcome.ms)
         trace.sequence.append(f"island.{begin.name}")
         trace.scalars.append(tuple(repr(one) for one in (*args, *kwargs.values()) if type(one) in PLAIN_TYPES))
@@ -187,6 +187,6 @@ class BreakNotes(RunNotes):
         """A recorder, whose segment ends there, replaces this."""
 
     def end_at_read(
-        self, name: str, text: str, told: host_values.Describe, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, name: str, text: str, describe: host_values.Describe, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """The host got this in a way that no operator tells of. A recorder, whose segment ends there, replaces this."""

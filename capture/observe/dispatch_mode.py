@@ -187,7 +187,7 @@ class ObserveMode(BreakNotes):
         if outs and any(tensor.shape != shape for tensor, shape in outs):
             self.note_unsafe(f"{op_traits.name} with an out= of another shape")
         if breaks(op_traits, args, kwargs):
-            trace.reads.append(self.told(op_traits, result))
+            trace.reads.append(self.read_text_of(op_traits, result))
             trace.note_break("value" if op_traits.reads_host else "size", op_traits.base, self._line())
         trace.plain = plain and not is_complex  # False stays where an operator raised: no sequence tells of that one
         if states is not None:
@@ -243,15 +243,15 @@ class ObserveMode(BreakNotes):
             if onto.type == "cpu":  # in the other direction the engine keeps a copy on the device up to date
                 self.note_sync(op.name)
 
-    def told(self, op: OperatorTraits, result: Any) -> str:
+    def read_text_of(self, op: OperatorTraits, result: Any) -> str:
         """What the host learns from this operator, or where the body returns it, if that is all that comes of it."""
         place = returned_value.place_of_read(result) if op.base == "_local_scalar_dense" else None
         if place is None:
             return read_text(result)
-        told = f"{returned_value.RETURNED}{place[0]}"
+        text = f"{returned_value.RETURNED}{place[0]}"
         if place[1]:
             self.trace.kept[len(self.trace.reads)] = (result, place[1])
-        return told
+        return text
 
     def _see_writes(self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for tensor, from_norm in written(op, args, kwargs):

@@ -41,9 +41,9 @@ def describer_of(name: str, tensor: torch.Tensor) -> Describe | None:
     return _DESCRIBERS.get(name)
 
 
-def is_whole(told: str) -> bool:
+def is_whole(text: str) -> bool:
     """The value has no fraction: it is likely to come again."""
-    return re.search(rf"\.0*[1-9]|\d[eE]-|nan|inf|{_WITH_FRACTIONS}", told) is None
+    return re.search(rf"\.0*[1-9]|\d[eE]-|nan|inf|{_WITH_FRACTIONS}", text) is None
 
 
 def _list(tensor: torch.Tensor) -> str:

@@ -147,7 +147,7 @@ class Outcome:
     function: Callable[..., Any]
     result: Any
     """The result, with ``Given`` in the places of arguments."""
-    told: str
+    text: str
     """The result as text: equal texts mean the same containers, plain values, kinds and places of tensors."""
     made: tuple[torch.Tensor, ...] = ()
     """Tensors in the result that it made, in order."""

@@ -513,19 +513,19 @@ def _places(made: Value, path: str) -> Iterator[str]:
 def returned_at(reads: Sequence[str]) -> dict[int, list[str]]:
     """The places in the result of values that the body only returns or keeps, by the number of their read."""
     return {
-        number: [place for place in _split(told)[1].split(_AND) if place != _KEPT]
-        for number, told in enumerate(reads)
-        if told.startswith(RETURNED)
+        number: [place for place in _split(text)[1].split(_AND) if place != _KEPT]
+        for number, text in enumerate(reads)
+        if text.startswith(RETURNED)
     }
 
 
-def as_returned(told: str, value: Any) -> Any:
-    """What the body returns of a value that was read, and is told so."""
-    kind, _ = _split(told)
+def as_returned(text: str, value: Any) -> Any:
+    """What the body returns of a value that was read, by the text of the read."""
+    kind, _ = _split(text)
     return _KINDS[kind](value) if kind else value
 
 
-def _split(told: str) -> tuple[str, str]:
-    places = told.removeprefix(RETURNED)
+def _split(text: str) -> tuple[str, str]:
+    places = text.removeprefix(RETURNED)
     kind, _, rest = places.partition(" of ")
     return (kind, rest) if kind in _KINDS else ("", places)

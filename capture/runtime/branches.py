@@ -160,8 +160,8 @@ class _Walk(Commit):
             if meeting is None:
                 self.stopped = self._odd()
                 return
-            if meeting.told != node.reads[number]:
-                reads = (*node.reads[:number], meeting.told)
+            if meeting.text != node.reads[number]:
+                reads = (*node.reads[:number], meeting.text)
                 moved, joined = _other(node, self.tree, reads, leaves)
                 if joined is None:
                     self.stopped = Followed(reads=reads, moved=moved, ran=self.islands)
@@ -217,7 +217,7 @@ class _Walk(Commit):
                 tree.pin(kept)
             if kept or changed[0] or outcome.error is not None or outcome.unsuited is not None:
                 return None
-            return Found(read_text(outcome.told), outcome.made)
+            return Found(read_text(outcome.text), outcome.made)
 
         found: Found | None = native.committed(run, (), settle, put_off.extend)
         noted.clear()  # an error in it has this frame
@@ -245,8 +245,8 @@ class _Walk(Commit):
     @override
     def _built(self) -> Any:
         reads = enumerate(self.node.reads)
-        self.told = {
-            number: as_returned(told, self.read[number]) for number, told in reads if told.startswith(RETURNED)
+        self.read_values = {
+            number: as_returned(text, self.read[number]) for number, text in reads if text.startswith(RETURNED)
         }
         return super()._built()
 

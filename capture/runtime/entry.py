@@ -90,9 +90,9 @@ class Steadiness:
     parted: int = 0
     """Recordings that were dropped as they began otherwise than later ones."""
 
-    def note_stop(self, told: str, *, is_new: bool) -> None:
+    def note_stop(self, text: str, *, is_new: bool) -> None:
         """A call came to a value without a recording."""
-        whole = told.startswith(RETURNED) or is_whole(told)
+        whole = text.startswith(RETURNED) or is_whole(text)
         self.stops += FLOATS if is_new and not whole else 1
 
     @property

@@ -41,9 +41,9 @@ class Commit:
         "leaves",
         "node",
         "ran",
+        "read_values",
         "result",
         "resumes",
-        "told",
         "tree",
         "values",
         "whole",
@@ -57,7 +57,7 @@ class Commit:
         self.whole: list[Any] | None = None
         self.begun: list[Any] = []
         self.result: Any = None
-        self.told: Mapping[int, Any] = {}  # numbers that the host read and the body hands on
+        self.read_values: Mapping[int, Any] = {}  # numbers that the host read and the body hands on
         program = node.program
         follows = program is not None and program.again.follows_draws
         self.begin_state = torch.default_generator.get_state() if follows else None
@@ -146,7 +146,7 @@ class Commit:
 
         result = outputs.build(
             self.tree.pool, self.leaves, node.statics.__getitem__, roots, in_place=self.in_place, values=self.whole,
-            again=again, begun=self.begun, read=self.told,
+            again=again, begun=self.begun, read=self.read_values,
         )  # fmt: skip
         if node.program is not None:
             result.program, result.is_replay, result.begin_state = node.program, True, self.begin_state

@@ -85,13 +85,13 @@ class CodeRun:
 
 class code_run:
     """The code that this thread runs in the block; complete once the block is over. ``place`` is called where a C
-    function leaves something behind, to note the line; ``told`` with each frame of the code in ``asked``.
+    function leaves something behind, to note the line; ``on_frame`` with each frame of the code in ``asked``.
 
     A class, and to be entered by ``with`` itself: what ``contextlib`` runs at the end of a block would be noted."""
 
     def __init__(
         self, place: Callable[[], Any] = lambda: None, asked: Collection[types.CodeType] = (),
-        told: Callable[[types.FrameType], None] = lambda _: None,
+        on_frame: Callable[[types.FrameType], None] = lambda _: None,
     ) -> None:  # fmt: skip
         def leaves(function: Any) -> tuple[str, Any] | None:
             what = c_calls.leaves(function)
@@ -103,7 +103,7 @@ class code_run:
         collected = [getattr(one, "__code__", None) for one in gc.callbacks]
         apart = (warned.CODE, *[code for code in collected if type(code) is types.CodeType])
         self._run = CodeRun()
-        self._watch = native.CodeWatch(_sort, _kinds, apart, leaves, set(asked), told)
+        self._watch = native.CodeWatch(_sort, _kinds, apart, leaves, set(asked), on_frame)
 
     def __enter__(self) -> CodeRun:
         self._watch.begin()

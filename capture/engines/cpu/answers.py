@@ -62,7 +62,7 @@ class Answers(ObserveMode):
         return result
 
     @override
-    def end_at_read(self, name: str, text: str, told: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def end_at_read(self, name: str, text: str, describe: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._goes_on:
             return
         ran = self._found(name)

@@ -157,7 +157,7 @@ class CpuBackend:
                 if root is not None:
                     root.kept = True
             if tape.reads:
-                tape.staged = staged.told()
+                tape.staged = staged.signature()
                 staged.staging.copy_back_only(_written_positions(watched, inputs))
             staged.staging.lend(recorder.trace.lent)
             tape.compile(staged.copies_in(), staged.copies_out(), staged.readable(leaves))
@@ -261,7 +261,7 @@ class _Staged:
         steps += [_step(put_back, Leaf(position), Register(number)) for position, number in unsaid]
         return steps + [_step(group.put_back, Leaf(None)) for group in groups if group.lent]
 
-    def told(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[Any, ...]:
         """How inputs reach the tape, in a form that can be compared."""
         singles = [(one.position, one.block) for one in self.staging.singles]
         groups = [(tuple(one.members), one.block, one.lead) for one in self.staging.groups]
@@ -420,16 +420,18 @@ class TapeRecorder(ObserveMode):
             moved[id(out)][0].copy_(out)
         self._tape.append(step)
         if is_break:
-            self._end_segment(step, self.told(op_traits, result))
+            self._end_segment(step, self.read_text_of(op_traits, result))
         if self._pool_copies:
             self._fill_pool_copies(tensors)
         return _replace(result, {key: visible for key, (visible, _, _) in moved.items()}) if moved else result
 
     @override
-    def end_at_read(self, name: str, text: str, told: Describe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def end_at_read(
+        self, name: str, text: str, describe: Describe, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if self.failure is not None:
             return
-        step = self._adopted_step(told, name, args, kwargs)
+        step = self._adopted_step(describe, name, args, kwargs)
         if step is not None:
             step.acts = True
             self._tape.append(step)
@@ -482,7 +484,7 @@ class TapeRecorder(ObserveMode):
             raise LookupError("a lazily conjugated or negated tensor")
         return Register(number)
 
-    def _end_segment(self, step: TapeStep, told: str) -> None:
+    def _end_segment(self, step: TapeStep, text: str) -> None:
         trace = self.trace
         wrote = [key for key, one in trace.externals.items() if one.mutation is not None or key in trace.lent]
         names = {name for name, _, _ in trace.draws}
@@ -491,7 +493,7 @@ class TapeRecorder(ObserveMode):
             for key, (generator, _) in self._drawn.items()
             if self._has_islands or self.generators.get(key, "default") in names
         ]
-        self._tape.end_segment(step, told, wrote, drew)
+        self._tape.end_segment(step, text, wrote, drew)
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """``torch.tensor`` in the body: a fresh copy of the same values on every replay."""

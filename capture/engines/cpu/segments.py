@@ -77,12 +77,12 @@ class SegmentedTape(Tape):
 
     # ------------------------------------------------------------------------------------------------------ recording
 
-    def end_segment(self, step: TapeStep, told: str, wrote: Iterable[int], drew: Iterable[torch.Generator]) -> None:
-        """The operator that was appended last is a break, which told this. ``wrote``: ``id`` of the storages, as the
-        body sees them, that the run has written so far; ``drew``: what it has drawn from."""
+    def end_segment(self, step: TapeStep, text: str, wrote: Iterable[int], drew: Iterable[torch.Generator]) -> None:
+        """The operator that was appended last is a break, at which the host read this. ``wrote``: ``id`` of the
+        storages, as the body sees them, that the run has written so far; ``drew``: what it has drawn from."""
         step.form = "break"
         self._breaks.append(step)
-        self.reads += (told,)
+        self.reads += (text,)
         found = [known[1] for one in wrote if (known := self._by_storage.get(one)) is not None]
         roots = [one for one in found if one.kind == "static" or one.is_managed]
         self._written = _Written(roots, tuple(drew))

@@ -85,7 +85,7 @@ class IslandBreak:
 
         self._templates = (template_of(args, slot), template_of(kwargs, slot), template_of(values, slot))
 
-    def told(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[Any, ...]:
         """Equal for what runs the same function."""
         return id(self.function), self.grad, tuple((id(place.holder()), place.name) for place in self.places)
 

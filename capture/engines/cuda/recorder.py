@@ -272,7 +272,7 @@ class GraphRecorder(ObserveMode):
         assert self._segments is not None
         draws, self.draws = self.draws, False
         return self._segments.end_segment(
-            lambda result: self.told(op_traits, result), run, args, kwargs, self.trace, self.device_copies(),
+            lambda result: self.read_text_of(op_traits, result), run, args, kwargs, self.trace, self.device_copies(),
             self.constants(), draws=draws,
         )  # fmt: skip
 

@@ -55,7 +55,7 @@ class CudaRecording:
         self._notes = notes
         """What its operators did with memory, if another order may be tried."""
         self._schedule: GraphSchedule | None = None
-        self._told: Schedule | None = None
+        self._reported: Schedule | None = None
         self._choice: ScheduleChoice | None = None
         self._kept = kept
         """Addresses of its outputs."""
@@ -121,7 +121,7 @@ class CudaRecording:
         if self._notes is not None:
             make_mark = functools.partial(torch.cuda.Event, enable_timing=True)
             self._choice = ScheduleChoice(self, config.current().schedule_after, make_mark)
-            self._told = Schedule(widths=(), longest=(), chosen="undecided")
+            self._reported = Schedule(widths=(), longest=(), chosen="undecided")
         self._replay_by(self._make_replay())
 
     def _counted_apart(self, tensor: torch.Tensor) -> int:
@@ -160,9 +160,9 @@ class CudaRecording:
             except kernel_params.DriverError as error:
                 planned = str(error)
         if isinstance(planned, str):
-            self._told = Schedule(widths=(), longest=(), chosen=f"recorded: {planned}")
+            self._reported = Schedule(widths=(), longest=(), chosen=f"recorded: {planned}")
             return False
-        self._schedule, self._told = planned, planned.told("undecided", None)
+        self._schedule, self._reported = planned, planned.report("undecided", None)
         return planned.dependencies.longest < len(planned.dependencies.levels)
 
     def run_by(self, order: Order) -> None:
@@ -180,7 +180,7 @@ class CudaRecording:
             self._instantiate_again()
 
     def _refuse(self, reason: str) -> None:
-        self._schedule, self._told = None, Schedule(widths=(), longest=(), chosen=f"recorded: {reason}")
+        self._schedule, self._reported = None, Schedule(widths=(), longest=(), chosen=f"recorded: {reason}")
         if self._choice is not None:
             self._choice.is_over = True
         self.decide("recorded", None)
@@ -205,9 +205,9 @@ class CudaRecording:
         if schedule is not None:
             is_chain = schedule.dependencies.longest == len(schedule.dependencies.levels)
             reason = ": each kernel needs the one before it" if is_chain else _MOVED
-            self._told = schedule.told(order if times is not None else f"{order}{reason}", times)
-        elif self._told is not None and self._told.chosen == "undecided":
-            self._told = Schedule(widths=(), longest=(), chosen=f"{order}{_MOVED}")
+            self._reported = schedule.report(order if times is not None else f"{order}{reason}", times)
+        elif self._reported is not None and self._reported.chosen == "undecided":
+            self._reported = Schedule(widths=(), longest=(), chosen=f"{order}{_MOVED}")
         self._choice = self._notes = None
         self._schedule = schedule if order == "by data" else None
         self._replay_by(self.step)
@@ -348,7 +348,7 @@ class CudaRecording:
     @property
     def order(self) -> str:
         """See ``Recording``."""
-        return self._told.text() if self._told is not None else ""
+        return self._reported.text() if self._reported is not None else ""
 
     @property
     def rebinds_tensors(self) -> bool:
@@ -453,7 +453,7 @@ class CudaRecording:
 
     def schedule(self) -> Schedule | None:
         """Known once another order was looked for (``schedule="auto"``)."""
-        return self._told
+        return self._reported
 
     def was_stopped(self) -> bool:
         """A graph runs as a whole: what its kernels find wrong comes out elsewhere."""

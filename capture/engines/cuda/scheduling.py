@@ -50,7 +50,7 @@ class GraphSchedule:
             raise kernel_params.DriverError("the driver tells the nodes in another order")
         graph_edges.check(self.graph)
 
-    def told(self, chosen: str, times: tuple[float, float] | None) -> Schedule:
+    def report(self, chosen: str, times: tuple[float, float] | None) -> Schedule:
         """The two orders in the form for reports. ``times``: milliseconds of a replay as a chain, and by data."""
         found = self.dependencies
         chain, by_data = times or (None, None)

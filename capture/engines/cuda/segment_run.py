@@ -58,7 +58,7 @@ class CudaUndo(Undo):
 class GraphBreak:
     """What happens between two graphs."""
 
-    told: str
+    text: str
     operate: Operate
     """The operator, on the recorded memory; nothing where an island runs."""
     places: tuple[torch.Tensor | None, ...]
@@ -114,8 +114,9 @@ class SegmentRun:
     # ----------------------------------------------------------------------------------------------------- at a break
 
     def end_segment(
-        self, told: Callable[[Any], str], operate: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-        trace: RunTrace, copies: Sequence[DeviceCopy], constants: Sequence[DeviceConstant], *, draws: bool,
+        self, describe: Callable[[Any], str], operate: Callable[..., Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any], trace: RunTrace, copies: Sequence[DeviceCopy], constants: Sequence[DeviceConstant], *,
+        draws: bool,
     ) -> Any:  # fmt: skip
         """Launch what was captured, run this operator, and go on capturing. Gives its result, with tensors that it made
         in their places in the pool."""
@@ -131,7 +132,7 @@ class SegmentRun:
             fresh = out.untyped_storage().data_ptr() not in input_addresses or not out.numel()
             kept.append(self._place(out, places) if fresh else None)
         begin = len(trace.sequence)
-        self.breaks.append(GraphBreak(told(result), lambda: operate(*fixed[0], **fixed[1]), tuple(kept), begin))
+        self.breaks.append(GraphBreak(describe(result), lambda: operate(*fixed[0], **fixed[1]), tuple(kept), begin))
         return _replaced(result, places)
 
     def _pause(
@@ -186,7 +187,7 @@ class SegmentRun:
         return outcome, result
 
     def resume_after_island(
-        self, told: str, outcome: Outcome, trace: RunTrace, given: Sequence[torch.Tensor]
+        self, text: str, outcome: Outcome, trace: RunTrace, given: Sequence[torch.Tensor]
     ) -> tuple[Any, list[torch.Tensor]]:
         """Go on capturing. Gives the island's result with tensors that it made in their places in the pool, and these
         alone. ``given``: the tensors that it got."""
@@ -198,8 +199,8 @@ class SegmentRun:
         kept = [self._place(made, places) for made in outcome.made]
         island, self._island = self._island, None
         assert island is not None
-        self.breaks.append(GraphBreak(told, _nothing, tuple(kept), len(trace.sequence) - 1, island))
-        self.seen.append(((island.told(), *map(_metadata, given)), tuple(map(_metadata, places.values()))))
+        self.breaks.append(GraphBreak(text, _nothing, tuple(kept), len(trace.sequence) - 1, island))
+        self.seen.append(((island.signature(), *map(_metadata, given)), tuple(map(_metadata, places.values()))))
         return outcome.among(given, places), list(places.values())
 
     def _is_pools(self, tensor: torch.Tensor) -> bool:

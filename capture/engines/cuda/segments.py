@@ -22,7 +22,7 @@ class SegmentedGraphs(CudaRecording):
 
     def __init__(self, *args: Any, run: SegmentRun, trunk: list[Seen] | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.reads = tuple(one.told for one in run.breaks)
+        self.reads = tuple(one.text for one in run.breaks)
         self._counted = run.counted
         self._breaks, self._written, self._trunk = run.breaks, run.written, trunk
         self._memory: KeptMemory | None = None
@@ -114,7 +114,7 @@ class SegmentedGraphs(CudaRecording):
         """See ``SegmentedRecording``."""
         del leaves
         result = self._breaks[number].operate()
-        return found(self._breaks[number].told, result)
+        return found(self._breaks[number].text, result)
 
     def island(self, number: int, leaves: Sequence[Any]) -> IslandCall | None:
         """See ``SegmentedRecording``."""

@@ -66,7 +66,7 @@ class Recording(CudaRecording):
         self.driver = driver
         self._schedule = made = Schedule(1, (), (GraphEdge(1, 2),), (), FOUND, ("a", "b"))
         object.__setattr__(made, "driver", driver)
-        self._told = made.told("undecided", None)
+        self._reported = made.report("undecided", None)
         self._choice = ScheduleChoice(self, 0, lambda: None)  # type: ignore[arg-type, return-value]
         self._choice._round = 0
         self._replay_by(self._make_replay())
@@ -144,5 +144,5 @@ def test_an_interrupt_in_the_middle_leaves_nothing_destroyed(recording: Recordin
 
 
 def test_nothing_is_told_without_a_trial(recording: Recording) -> None:
-    recording._told = None
+    recording._reported = None
     assert (recording.order, recording.schedule()) == ("", None)
