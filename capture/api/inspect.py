@@ -326,7 +326,7 @@ def sizes_seen(function: Any) -> dict[str, dict[int, int]]:
     if any(captured.sizes is None for captured in states):
         raise AnnotationError(f"{states[0].annotation.function} has no buckets=")
     for captured in states:
-        for name, counts in captured.sizes.seen().items() if captured.sizes is not None else ():
+        for name, counts in captured.sizes.counts().items() if captured.sizes is not None else ():
             counts_of_sizes = by_name.setdefault(name, {})
             for size, count in counts.items():
                 counts_of_sizes[size] = counts_of_sizes.get(size, 0) + count

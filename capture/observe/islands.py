@@ -177,7 +177,7 @@ class Outcome:
         """The tensors that ``Given`` refers to, in a call with these arguments."""
         return list(tensors_of((args, kwargs, Before.now(self.places).values)))
 
-    def kept(self) -> Outcome:
+    def with_contents(self) -> Outcome:
         """With the contents of what it wrote, which others may write from now on."""
         with torch.no_grad():
             beside = [(one, one.detach().clone() if contents is None else contents) for one, contents in self.beside]

@@ -236,7 +236,7 @@ class _Walk(Commit):
 
     def _keep_outcomes(self) -> None:
         """What islands wrote is written by others from now on."""
-        self.islands[:] = [one.kept() for one in self.islands]
+        self.islands[:] = [one.with_contents() for one in self.islands]
 
     def _put_back(self) -> None:
         self._keep_outcomes()

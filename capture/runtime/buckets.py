@@ -333,7 +333,7 @@ class Sizes:
         """The call that is recorded for this one."""
         return self.size_of(values).pad(values)
 
-    def seen(self) -> dict[str, dict[int, int]]:
+    def counts(self) -> dict[str, dict[int, int]]:
         """How often each size came, by symbol."""
         counts_by_symbol: dict[str, dict[int, int]] = {one.name: {} for one in self.buckets.symbols}
         for size in list(self._known.values()):

@@ -515,11 +515,11 @@ class Frame:
         "handles",
         "higher",
         "inner",
-        "kept",
         "owners",
         "parameters",
         "states",
         "stream",
+        "to_save",
         "was_run",
     )
 
@@ -529,7 +529,7 @@ class Frame:
         self._region, self._program, self._forward_thread = region, program, thread_state()
         self.inner = inner
         """Tensors that no user gets: kept until a backward pass has run without keeping the graph."""
-        self.kept, self.attached = kept, attached
+        self.to_save, self.attached = kept, attached
         self.handles: Mapping[int, torch.Tensor] = _NO_HANDLES
         """Have the places of inputs, by position, in the caller's graph that the node does not save itself."""
         self.casts: Sequence[torch.Tensor] = ()
@@ -681,10 +681,10 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     @override
     def forward(ctx: Any, frame: Frame, *inputs: Any) -> Any:
-        ctx.frame, ctx.has_saved = frame, bool(frame.kept)
+        ctx.frame, ctx.has_saved = frame, bool(frame.to_save)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*frame.kept)
-        attached, frame.attached, frame.kept = frame.attached, (), ()
+        ctx.save_for_backward(*frame.to_save)
+        attached, frame.attached, frame.to_save = frame.attached, (), ()
         return tuple(attached)
 
     @staticmethod

@@ -127,7 +127,7 @@ class OutputPlan:
     """Of all groups."""
     first_positions: tuple[int, ...] = ()
     """The first position of each group."""
-    kept: Any = None
+    untouched: Any = None
     """For the C module: those gradients, once they were found unchanged, until new ones are made."""
     fills: Callable[[Sequence[Any]], Any] | None = None
     """``fill`` for a structure of tuples and lists."""
@@ -220,9 +220,9 @@ class OutputPlan:
     def keeps_gradients(self) -> bool:
         """All that became gradients in the last replay still are, as they were made, and nobody else uses them."""
         parameters = tuple([of() for of in self.gradients.values()])
-        if self.kept is not None and self.kept(parameters):
+        if self.untouched is not None and self.untouched(parameters):
             return True
-        self.kept = None
+        self.untouched = None
         shared_storages = [shared for number in self.gradients if (shared := self.shared_storages[number]) is not None]
         watched = [self.live[number] for number in self.gradients]
         if len(shared_storages) != len(watched) or not all(
@@ -237,12 +237,12 @@ class OutputPlan:
         untouched = are_untouched_gradients(parameters, shared_storages, self.fresh)
         if untouched and counts_holders():
             watches = tuple([shared.held for shared in shared_storages])
-            self.kept = native.Untouched(parameters, watches, capabilities.raw_use_count)
+            self.untouched = native.Untouched(parameters, watches, capabilities.raw_use_count)
         return untouched
 
     def lose(self, number: int) -> None:
         """What was handed out of this group has left the pool, or must not be used any more."""
-        self.live[number], self.kept = None, None
+        self.live[number], self.untouched = None, None
         shared = self.shared_storages[number]
         if shared is not None:
             shared.forget()
@@ -277,7 +277,7 @@ class OutputPlan:
                     self.places[number] = None
             groups = tuple([number for number in groups if values[self.first_positions[number]] is None])
         if not in_place:
-            self.kept = None
+            self.untouched = None
         if self.inference:
             with torch.inference_mode():
                 self._build_fresh(pool, values, groups)
@@ -391,7 +391,7 @@ class OutputPlan:
     def adopt(self, tensors: Sequence[Any], *, copied: bool = False) -> list[Any]:
         """Hand out the leaves that the recording run itself made, instead of building new ones. ``copied``: none of
         them lies in the pool, unless it is part of a graph."""
-        values, self.kept = list(tensors), None
+        values, self.untouched = list(tensors), None
         for number, group in enumerate(self.groups):
             mine = [values[position] for position in group.positions]
             if number in self.owned or (copied and not any(one.requires_grad for one in mine)):

@@ -155,7 +155,7 @@ class CpuBackend:
             for leaf in kept:
                 root = tape.root_of(leaf.value) if leaf.kind == "fresh" else None
                 if root is not None:
-                    root.kept = True
+                    root.is_kept = True
             if tape.reads:
                 tape.staged = staged.signature()
                 staged.staging.copy_back_only(_written_positions(watched, inputs))

@@ -60,7 +60,7 @@ class TapeMemory:
     offset: int = 0
     """Storage offset of the owner when it was bound; the owner itself may have been given other memory since."""
     is_argument: bool = False
-    kept: bool = False
+    is_kept: bool = False
     """An output or effect lies here, so results must be written to this very memory."""
     is_managed: bool = False
     """It is an output of an earlier recording."""
@@ -419,7 +419,7 @@ class Tape:
         """Those of which steps read the whole, and nothing else. The caller's tensor lies there as well, and is no
         copy: eager code reads it, too."""
         written = {number for step in self._steps for number in (*step.writes, *_made_by(step))}
-        alone = {number for root in self._roots if root.is_in_arena and not (root.kept or root.is_grouped)
+        alone = {number for root in self._roots if root.is_in_arena and not (root.is_kept or root.is_grouped)
                  for number in root.registers.values() if len(root.registers) == 1}  # fmt: skip
         return {number: position for number, position in readable.items() if number in alone - written}
 
@@ -435,7 +435,7 @@ class Tape:
 
     def _is_local(self, root: TapeMemory, number: int) -> bool:
         """Steps read this register, and nothing else looks at its memory."""
-        return (root.is_given or not root.kept) and list(root.registers.values()) == [number]
+        return (root.is_given or not root.is_kept) and list(root.registers.values()) == [number]
 
     def _all_calls(self) -> tuple[Any, ...]:
         used = self._used()
@@ -531,7 +531,8 @@ class Tape:
             if not mine or step.form not in ("out", "copy") or not written.isdisjoint(number for _, number in outs):
                 continue
             others = [root for root, _ in outs if id(root) not in wanted]
-            if all(len(root.registers) == 1 and not root.kept for root in others) and self._gives_plainly(step, outs):
+            free = all(len(root.registers) == 1 and not root.is_kept for root in others)
+            if free and self._gives_plainly(step, outs):
                 step.form = "copy"
                 for root in mine:
                     root.is_given = True
@@ -599,12 +600,12 @@ class Tape:
         return alike and (others.isdisjoint(copied) if others else True)
 
     def _kept_root(self, block: Block) -> TapeMemory:
-        return next(one for one in self._roots if one.kept and _begin(one) == block.address)
+        return next(one for one in self._roots if one.is_kept and _begin(one) == block.address)
 
     def avoid(self, block: Block) -> bool:
         """Intermediate results and copies of inputs that lie there get memory of their own."""
         there = [root for root in self._roots if self.is_in(root, block)]
-        if any(root.kept or root.is_grouped for root in there):
+        if any(root.is_kept or root.is_grouped for root in there):
             return False
         for root in there:
             assert root.storage is not None
@@ -762,7 +763,7 @@ class Tape:
         """Registers that are read once they are written."""
         found = set(self._read)
         for root in self._roots:
-            if root.kept or len(root.registers) > 1:
+            if root.is_kept or len(root.registers) > 1:
                 found.update(root.registers.values())
         return found
 

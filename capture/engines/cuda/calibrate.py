@@ -173,8 +173,8 @@ def _own_memory(
     pool.find(0)  # refreshes the list of the pool's segments once
 
     def is_own_memory(old: int, new: int) -> bool:
-        if pool.found(old):
-            return pool.found(new)
+        if pool.knows(old):
+            return pool.knows(new)
         return any(new - old == first_node.now - first_node.begin for first_node in outside.find(old))
 
     return is_own_memory

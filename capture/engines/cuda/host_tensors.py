@@ -106,7 +106,7 @@ class HostTensors:
                 key not in argument_storages
                 and value.device == pool.device
                 and value.numel()
-                and pool.found(value.data_ptr())
+                and pool.knows(value.data_ptr())
             ):
                 self._note_moving(source.path, value)
 

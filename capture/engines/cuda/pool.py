@@ -331,9 +331,9 @@ class CudaPool:
         """The address lies in the pool."""
         if bisect_right(self._bounds, address) & 1:
             return True
-        return (self._grew or self.is_capturing) and self._refresh_segments() and self.found(address)
+        return (self._grew or self.is_capturing) and self._refresh_segments() and self.knows(address)
 
-    def found(self, address: Address) -> bool:
+    def knows(self, address: Address) -> bool:
         """The address lies in what the pool had when it was looked at last."""
         return bisect_right(self._bounds, address) & 1 == 1
 
