@@ -20,7 +20,7 @@ pytest.register_assert_rewrite("tests.support")  # so that what fails in a helpe
 
 from tests.support.device import use_device  # noqa: E402 - the line above has to be first
 from tests.support.garbage import set_aside  # noqa: E402
-from tests.support.parts import part_of  # noqa: E402
+from tests.support.parts import mark_dealt, part_of  # noqa: E402
 
 use_device()
 
@@ -29,7 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", metavar="K/N", help="of the slow tests only every N-th, from the K-th on")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_dealt(items)
     part: str | None = config.getoption("--part")
     if part is None:
         return

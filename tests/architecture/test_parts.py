@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 import pytest
 
-from tests.support.parts import part_of
+from tests.support.parts import mark_dealt, part_of
 
 NAMES = [f"test_shard[{number}]" for number in range(10)]
 
@@ -26,3 +27,38 @@ def test_the_order_of_collection_does_not_matter() -> None:
 def test_what_is_no_part_is_refused(part: str) -> None:
     with pytest.raises(ValueError, match="K/N is expected, such as 1/3"):
         part_of(NAMES, part)
+
+
+class Case:
+    """What ``mark_dealt`` asks of a collected test."""
+
+    def __init__(self, name: str, one_in: int | None) -> None:
+        self.nodeid, self.one_in, self.marks = name, one_in, list[str]()
+
+    def get_closest_marker(self, name: str) -> Any:
+        return getattr(pytest.mark, name)(self.one_in).mark if self.one_in is not None else None
+
+    def add_marker(self, marker: pytest.MarkDecorator) -> None:
+        self.marks.append(marker.name)
+
+
+def dealt() -> list[Case]:
+    cases = [Case(f"a[{number}]", 3) for number in range(20)]
+    cases += [Case("b[0]", 3), *(Case(f"c[{name}]", None) for name in "12")]
+    mark_dealt(cases)
+    return cases
+
+
+def test_of_three_cases_one_is_quick() -> None:
+    """Counted for each test by itself: one with a single case stays quick, one without the mark is left alone."""
+    quick = [one.nodeid for one in dealt() if not one.marks]
+    assert len([name for name in quick if name.startswith("a[")]) == 7
+    assert quick[7:] == ["b[0]", "c[1]", "c[2]"]
+    assert [one.marks for one in dealt()] == [one.marks for one in dealt()]
+
+
+def test_quick_cases_have_all_values_of_a_parameter() -> None:
+    """As with two values, four cases and every fourth one, or three and every third."""
+    numbers = [number for number, one in enumerate(dealt()[:20]) if not one.marks]
+    assert {number % 2 for number in numbers} == {0, 1}
+    assert {number % 3 for number in numbers} == {0, 1, 2}

@@ -1,9 +1,18 @@
-"""Which of the slow tests belong to a part, such as ``2/3``."""
+"""Which of the slow tests belong to a part, such as ``2/3``, and which cases of a test that has many are slow.
+
+``@pytest.mark.one_in(3)``: of the cases of this test a third are quick. The others, which look at the same in other
+values, are slow: ``make test-all`` runs them all, and each run of the CI a third of them.
+"""
 
 from __future__ import annotations
 
+import math
+import random
 import re
 from collections.abc import Iterable
+from typing import Protocol
+
+import pytest
 
 
 def part_of(names: Iterable[str], part: str) -> set[str]:
@@ -15,3 +24,32 @@ def part_of(names: Iterable[str], part: str) -> set[str]:
     if found is None or int(found[1]) > int(found[2]):
         raise ValueError(f"--part {part}: K/N is expected, such as 1/3")
     return set(sorted(names)[int(found[1]) - 1 :: int(found[2])])
+
+
+class Markable(Protocol):
+    """A collected test."""
+
+    @property
+    def nodeid(self) -> str: ...
+    def get_closest_marker(self, name: str) -> pytest.Mark | None: ...
+    def add_marker(self, marker: pytest.MarkDecorator) -> None: ...
+
+
+def mark_dealt(items: Iterable[Markable]) -> None:
+    """Mark as slow what ``one_in`` leaves out.
+
+    At least one case of each test is quick. Which ones is drawn, alike in all processes: every n-th would have the same
+    value of a parameter with n values each time.
+    """
+    cases: dict[str, list[Markable]] = {}
+    share: dict[str, int] = {}
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is not None:
+            test = item.nodeid.partition("[")[0]
+            cases.setdefault(test, []).append(item)
+            share[test] = mark.args[0]
+    for test, of_test in cases.items():
+        count = len(of_test)
+        for number in random.Random(test).sample(range(count), count - math.ceil(count / share[test])):
+            of_test[number].add_marker(pytest.mark.slow)
