@@ -9,8 +9,9 @@ PINS := $(VENV)/.pins
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-# Two pytest workers with one torch thread each keep two cores busy and never fight over them.
-PYTEST := CAPTURE_CACHE=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Two pytest workers with one torch thread each keep two cores busy and never fight over them. Bytecode is kept, whatever
+# the environment says: to compile all tests and the library anew takes each worker, and each process of a test, long.
+PYTEST := PYTHONDONTWRITEBYTECODE= CAPTURE_CACHE=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
