@@ -45,13 +45,14 @@ def test_stopped_anywhere(part: int) -> None:
     fuzzing = "CAPTURE_FAULTS" in os.environ
     drawn = random.Random(time.time_ns() if fuzzing else part)
     body = sorted(BODIES)[part]
-    for _ in range(2):  # what is done once is done
-        known = {lines: {call: points(body, call, lines=lines) for call in calls_of(body)} for lines in (False, True)}
-    found = []
+    found, known = [], dict[tuple[bool, int], int]()
     for _ in range(COUNT):
         calls = [*calls_of(body), 2, 2]
         call, error, lines = drawn.choice(calls), drawn.choice(ERRORS), drawn.choice([False, True])
-        at, by_signal = drawn.randint(1, max(known[lines][call], 1)), drawn.choice([False, True])
+        if (lines, call) not in known:
+            points(body, call, lines=lines)  # what is done once is done
+            known[lines, call] = points(body, call, lines=lines)
+        at, by_signal = drawn.randint(1, max(known[lines, call], 1)), drawn.choice([False, True])
         outcome = stopped_program(body, call, at, error, lines=lines, by_signal=by_signal)
         if outcome.wrong:
             found.append((body, call, at, error.__name__, lines, by_signal, outcome.where, outcome.wrong))
