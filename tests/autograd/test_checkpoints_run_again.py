@@ -148,6 +148,7 @@ CASES = [("one block", write) for write in WRITES] + [(name, "weights") for name
 CASES += [("closure", "a replaced weight"), ("closure", "an attribute"), ("a block of a block", "a buffer")]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize(("name", "write"), CASES)
 def test_what_changes_before_the_backward_pass(name: str, write: str) -> None:

@@ -72,6 +72,7 @@ def run(forward: Forward, *, captured: bool, fresh_gradients: bool) -> tuple[lis
     return found, functions
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fresh_gradients", [False, True])
 @pytest.mark.parametrize(
     "forward", [called_twice, called_in_turn, beside_eager_code, with_tied_weights, of_several_sizes]

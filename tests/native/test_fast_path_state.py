@@ -156,6 +156,7 @@ RENAMED: dict[str, Callable[[Callable[[str, Any], None], Callable[[str], Any]], 
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", RENAMED)
 @pytest.mark.parametrize("kind", ["closure", "global", "attribute", "chain"])
 def test_a_name_that_changes(kind: str, change: str, way: str) -> None:

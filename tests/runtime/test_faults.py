@@ -123,6 +123,7 @@ def _forgiving() -> Iterator[None]:
         yield
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["before", "after"])
 @pytest.mark.parametrize("with_gradients", [False, True], ids=["plain", "gradients"])
 @pytest.mark.parametrize("place", _PLACES)

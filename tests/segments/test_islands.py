@@ -44,6 +44,7 @@ def test_body_that_cannot_be_recorded_is_as_eager(name: str) -> None:
         assert any(EAGER[name] in one.what for one in found), found
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", [one for one in PROGRAMS if one not in EAGER])
 def test_body_is_as_eager_in_poisoned_memory_and_verified(name: str) -> None:
     with config.patch(poison=True, verify="always"):

@@ -131,6 +131,7 @@ def losses(model: Any, number: int, run: Callable[..., Any]) -> list[Any]:
     return [*told(found[0]), *told(found[1]), x.grad, torch.rand(2)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("gradients", ["autograd", "accumulate"])
 @pytest.mark.parametrize("body", BODIES)
 def test_a_region_with_reads(body: Callable[..., Any], gradients: Any) -> None:

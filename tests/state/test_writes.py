@@ -97,6 +97,7 @@ def test_a_function_writes(name: str) -> None:
     compare(name, "function", "no grad", returned=False)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", _ALL)
 def test_what_is_given_is_kept_elsewhere_too(name: str) -> None:
     number = list(_ALL).index(name)
