@@ -111,6 +111,7 @@ def fails(
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("after", [False, True], ids=["at its begin", "at its end"])
 @pytest.mark.parametrize("name", [*AFTER_THE_BODY, *WATCHED])
 def test_a_watched_run(monkeypatch: pytest.MonkeyPatch, name: str, after: bool) -> None:
@@ -118,12 +119,14 @@ def test_a_watched_run(monkeypatch: pytest.MonkeyPatch, name: str, after: bool) 
     assert found.replays
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*AFTER_THE_BODY, *RECORDED])
 def test_a_recording_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What is raised within a capture may be the driver's: it counts as the capture's; another call tries again."""
     fails(monkeypatch, {**AFTER_THE_BODY, **RECORDED}[name], 2, is_told=EXECUTES or name in RECORDED)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("call", [1, 2, 4], ids=["watched", "recorded", "replayed"])
 @pytest.mark.parametrize("name", BACKWARD)
 def test_a_backward_pass(monkeypatch: pytest.MonkeyPatch, name: str, call: int) -> None:

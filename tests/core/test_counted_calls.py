@@ -49,6 +49,7 @@ def bodies() -> dict[str, Callable[..., Any]]:
     return {one.__name__: one for one in (plain, writes, branches, raises, grows, draws)}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["plain", "writes", "branches", "raises", "grows", "draws"])
 @pytest.mark.parametrize(
     "options", [{}, {"warmup": 2}, {"max_recordings": 1}, {"verify": "always"}, {"fallback": "error"}]

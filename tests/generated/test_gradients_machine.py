@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.generated import gradients
 from tests.generated.gradient_bodies import EAGER, OPTIMIZERS, REGIONS, STEPS
 from tests.generated.machine import Tally
-from tests.generated.runner import quickly, run_programs
+from tests.generated.runner import run_programs
 from tests.support.device import DEVICE, EXECUTES, REBINDS
 
 EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "1000" if DEVICE.type == "cpu" else "300"))
@@ -43,7 +43,8 @@ programs = st.builds(
 )
 
 
-@pytest.mark.parametrize("part", quickly(range(PARTS), 1))
+@pytest.mark.slow  # those of ``tests/autograd`` that draw programs are quick
+@pytest.mark.parametrize("part", range(PARTS))
 def test_random_training_programs_equal_their_eager_twins(part: int) -> None:
     tally = run_part(part)
     assert tally.share() > LEAST_SHARE, f"only {tally.share():.0%} of the calls were replays"

@@ -37,7 +37,8 @@ def test_programs_over_python_state_equal_their_eager_twins(part: int) -> None:
     assert replays > 0.1 * calls
 
 
-@pytest.mark.parametrize("part", quickly(range(4), 1))
+@pytest.mark.slow  # twelve seconds for four programs; bodies of libraries are traced in each run (test_library_bodies)
+@pytest.mark.parametrize("part", range(4))
 def test_random_programs_over_state_have_no_read_without_a_guard(part: int) -> None:
     """What bodies of some programs read is traced, instruction by instruction."""
     rng = random.Random(part)

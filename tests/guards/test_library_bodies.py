@@ -29,6 +29,7 @@ def _ready(name: str) -> tuple[Body, Any]:
     return body, captured
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "grad"),
     [
