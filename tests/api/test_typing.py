@@ -24,7 +24,7 @@ def reported() -> dict[Source, list[tuple[str, str]]]:
             "--cache-dir", str(Path(tempfile.gettempdir()) / "capture-typing-tests"), "--show-error-codes",
             "--hide-error-context", "--no-pretty", *map(str, sorted(FOLDER.glob("*.py"))),
         ],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stdout + done.stderr
     found: dict[Source, list[tuple[str, str]]] = {}

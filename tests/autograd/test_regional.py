@@ -26,6 +26,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
 @pytest.mark.parametrize("to_none", [True, False], ids=["none", "zero"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -71,6 +71,7 @@ BODIES: list[Body] = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
 @pytest.mark.parametrize("body", BODIES)
 def test_steps_equal_eagers(body: Body, marks: bool) -> None:

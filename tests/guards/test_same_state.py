@@ -168,6 +168,7 @@ ADAPTERS: dict[str, tuple[Callable[[Model], Adapter], bool]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_another_adapter(name: str) -> None:
     """Values are eager's. One that differs in its tensors alone is no reason to watch or to record."""

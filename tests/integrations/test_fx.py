@@ -53,6 +53,7 @@ class Norms(nn.Module):
         return {"y": y, "sum": y.sum(0)}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("tracer", ["symbolic_trace", "export", "make_fx"])
 @pytest.mark.parametrize("model", [Mlp, Norms, Reads])

@@ -129,6 +129,7 @@ def _pairs() -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
     }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("first", _pairs())
 @pytest.mark.parametrize("second", _pairs())

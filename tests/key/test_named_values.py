@@ -89,6 +89,7 @@ CHANGES: dict[str, Callable[[Block], object]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_the_body_names_is_never_old(change: str) -> None:
@@ -418,6 +419,7 @@ def parametrized() -> nn.Module:
     return nn.Sequential(module)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("keeps_plans", [False, True])
 @pytest.mark.parametrize(
     "make",

@@ -74,6 +74,7 @@ BODIES: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_numbers_that_reach_operators_as_they_are(name: str, dtype: torch.dtype) -> None:

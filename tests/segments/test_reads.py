@@ -42,6 +42,7 @@ def test_body_that_cannot_be_recorded_is_as_eager(name: str) -> None:
     assert any(one.severity.name == "EAGER" for one in counters.findings)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", sorted(OF_THE_HOST))
 def test_body_is_as_eager_in_poisoned_memory(name: str) -> None:
     with config.patch(poison=True, verify="always"):

@@ -86,6 +86,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 BODIES = [(train, Trainer), (counted, Trainer), (in_place, Trainer), (slots, Slotted)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("body", "kind"), BODIES, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("change", CHANGES)
 def test_state_is_read_where_it_is(body: Callable[[Any, Tensor], Tensor], kind: Any, change: str) -> None:

@@ -212,6 +212,7 @@ def test_one_layer_used_32_times_in_a_chain() -> None:
             assert bits(y) == bits(expected)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("depth", [2, 5, 9])
 def test_all_outputs_of_a_chain_are_kept(depth: int) -> None:
     layers = [CapturedLayer(index) for index in range(depth)]
@@ -225,6 +226,7 @@ def test_all_outputs_of_a_chain_are_kept(depth: int) -> None:
         assert bits(tensor) == wanted, index
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("marked", [False, True], ids=["unmarked", "marked"])
 @pytest.mark.parametrize(
     "view", [lambda y: y[1:], lambda y: y.t(), lambda y: y.view(-1)[::2], lambda y: y.unbind()[1], lambda y: y.detach()]
