@@ -110,6 +110,8 @@ def switch_guards(switches: Switches) -> list[Guard]:
     ]
     for reference, name in weak:
         module = reference()
+        if module is None:  # another one took its place
+            continue
         if name in module.__dict__:
             guards.append(Guard("value", Source("weak", reference, name, f"a module's {name}"), module.__dict__[name]))
         else:
@@ -121,7 +123,7 @@ def switch_guards(switches: Switches) -> list[Guard]:
 
 
 def _attribute_reader(reference: weakref.ref[Any], name: str) -> Callable[[], Any]:
-    return lambda: getattr(reference(), name)
+    return lambda: getattr(reference(), name, None)
 
 
 def _progress_reader(reference: weakref.ref[Any], known: Any) -> Callable[[], bool]:

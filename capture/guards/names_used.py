@@ -250,6 +250,8 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
     names.set_only.difference_update(*names.by_package.values())
     names.by_package[""] |= names.set_only
     users = names.by_package[""]
+    if not users.isdisjoint(_FOR_HINTS):
+        users |= {"__signature__", "__wrapped__"}
     names.of_definitions = frozenset(_OF_DEFINITIONS & users) | (
         frozenset() if users.isdisjoint(_FOR_HINTS) else {"__annotations__"}
     )

@@ -104,11 +104,18 @@ def open_class(walk: ReadWalk, kind: type, _: str) -> None:
             below: list[type] = type.__subclasses__(kind)
             for one in below:
                 walk.enter(one, one.__qualname__)
+    if kind.__dict__.get("_is_protocol") is True:  # ``isinstance`` looks for its members
+        walk.more_names.update(one for one in {*kind.__dict__, *_annotated(kind)} if one[:1] != "_")
     walk.classes.append(kind)
     wanted -= walk.always_set(id(kind))
     names, kept, kinds = walk.columns(id(kind), kind.__dict__, wanted, kind.__qualname__, kind)
     walk.add(Guard("names", itself(kind, kind.__qualname__), (wanted, names, kept, kinds)), lambda: kind)
     _attributes_of_metaclass(walk, kind)
+
+
+def _annotated(kind: type) -> list[str]:
+    held = kind.__dict__.get("__annotations__")  # noqa: RUF063 - inspect's function would run code of a metaclass
+    return [one for one in held if type(one) is str] if type(held) is dict else []
 
 
 def _attributes_of_metaclass(walk: ReadWalk, kind: type) -> None:
@@ -139,6 +146,7 @@ def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
             _given_by_class(walk, module, (users | {*computed}) - namespace.keys(), prefix)
         return
     wanted |= {"__getattr__"}  # looked up where a name is absent
+    walk.note_class(module)
     if walk.names.is_computed:
         wanted |= namespace.keys() - OF_ALL_CLASSES
         walk.found.guards.append(Guard("length", itself(namespace, module.__name__), len(namespace)))

@@ -118,11 +118,24 @@ def _memory(walk: ReadWalk, value: memoryview, path: str) -> None:
     walk.found.guards.append(Guard("value", Source("call", functools.partial(_content_of, value), None, path), content))
 
 
-def _content_of(value: memoryview) -> bytes | None:
+def _content_of(value: Any) -> bytes | None:
     try:
-        return value.tobytes()
+        return bytes(memoryview(value))
     except ValueError:
         return None
+
+
+def _memory_of_c(walk: ReadWalk, value: Any, path: str) -> None:
+    """A number, structure or array of ``ctypes``, or a map of a file: memory that Python code reads."""
+    try:
+        view = memoryview(value)
+    except (TypeError, ValueError, BufferError):  # a function of a library; a map that was closed
+        return
+    if view.nbytes > numpy_arrays.MOST_BYTES:
+        walk.found.obstacle = walk.found.obstacle or ("the content of a large array", path)
+        return
+    read = functools.partial(_content_of, value)
+    walk.found.guards.append(Guard("value", Source("call", read, None, path), read()))
 
 
 def _host_generator(walk: ReadWalk, value: Any, path: str) -> None:
@@ -290,4 +303,6 @@ def opener_of(kind: type) -> Opener | None:
     found = next((open_it for of, open_it in OPENED if issubclass(kind, of)), None)
     if found is None and type(kind.__module__) is str and kind.__module__.startswith("numpy.random"):
         return _host_generator
+    if found is None and numpy_arrays.is_memory_of_c(kind):
+        return _memory_of_c
     return _array if found is None and numpy_arrays.is_array_type(kind) else found

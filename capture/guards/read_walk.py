@@ -264,6 +264,12 @@ class ReadWalk:
         closed = {id(one) for one in self.kept if issubclass(type(one), (types.FunctionType, types.ModuleType, type))}
         self.found.opened = frozenset(self.seen - closed)
 
+    def note_class(self, value: Any) -> None:
+        """The object may get another class, whose attributes code then finds."""
+        self._objects.append((value, None))
+        for base in type(value).__mro__[:-1]:
+            self.enter(base, base.__qualname__)
+
     def note_told(self, value: Any) -> None:
         """A function or class of users, which code may ask for what C code keeps of it, such as its name."""
         for name in self.names.of_definitions:

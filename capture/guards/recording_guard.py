@@ -220,6 +220,8 @@ def _as_they_are(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
 
 def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Metadata that a recording has frozen."""
+    if torch.nn.parameter.is_lazy(tensor):  # it has none yet
+        return (type(tensor),)
     return (type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.requires_grad,
             tensor.is_inference(), tensor.data_ptr() & (ALIGNMENT - 1), _lazy_bits(tensor))  # fmt: skip
 

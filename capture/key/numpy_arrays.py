@@ -32,3 +32,16 @@ def content(value: Any) -> tuple[Any, ...] | None:
     if kind.__name__ != "ndarray" or value.nbytes > MOST_BYTES or value.dtype.hasobject:
         return None
     return (kind, value.dtype.str, value.shape, value.strides, value.tobytes())
+
+
+def is_memory_of_c(kind: type) -> bool:
+    """The class is made with ``ctypes``, or ``mmap``: its objects are memory that Python code reads and writes."""
+    return type(kind).__module__ == "_ctypes" or kind.__module__ == "mmap"
+
+
+def memory_of_c(value: Any) -> int | None:
+    """A digest of what is there; None where nothing is."""
+    try:
+        return hash(bytes(memoryview(value)))
+    except (TypeError, ValueError, BufferError):
+        return None

@@ -440,11 +440,11 @@ def training_reader(module: torch.nn.Module) -> Callable[[], list[Any]]:
     ``fully_shard`` is about to do with them."""
     owns, weak, sharded = switches_of(module)
     if sharded:
-        return lambda: [*[own.get(name) for own, name in owns], *[getattr(one(), name) for one, name in weak],
+        return lambda: [*[own.get(name) for own, name in owns], *[getattr(one(), name, None) for one, name in weak],
                         *[progress_of(one()) for one in sharded]]  # fmt: skip
     if not weak:
         return lambda: [own.get(name) for own, name in owns]
-    return lambda: [*[own.get(name) for own, name in owns], *[getattr(one(), name) for one, name in weak]]
+    return lambda: [*[own.get(name) for own, name in owns], *[getattr(one(), name, None) for one, name in weak]]
 
 
 def switches_of(module: torch.nn.Module) -> Switches:
@@ -465,6 +465,8 @@ def switches_of(module: torch.nn.Module) -> Switches:
                 owns += [(submodule.__dict__, name) for name in names]
             else:
                 weak += [(weakref.ref(submodule), name) for name in names]
+            if isinstance(submodule, torch.nn.modules.lazy.LazyModuleMixin):  # its first call is one of its own
+                weak.append((weakref.ref(submodule), "__class__"))
         states = (sharding_of(submodule) for submodule in module.modules())
         sharded = {id(one): weakref.ref(one) for one in states if one is not None}
         lists = _module_lists[token] = {}

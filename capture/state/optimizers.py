@@ -295,7 +295,7 @@ class Optimizers:
     def part(self) -> tuple[Any, ...]:
         """The key's part: all settings as they are now, without the parameters, which gradients there are, flags."""
         settings = [part_of(value, limit=None) for _, value in self._settings()]
-        gradients = [(one.grad is None, *(one._backward_hooks or ())) for one in self._watched()]
+        gradients = [(one.grad is None, *_hooks_of(one)) for one in self._watched()]
         return (*settings, *gradients, *self.flags())
 
     def labels(self) -> list[str]:
@@ -386,6 +386,10 @@ def _through(stepping: Stepping, island: Callable[..., Any]) -> Iterator[None]:
 
 _stand_ins: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 _kinds: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDictionary()
+
+
+def _hooks_of(parameter: torch.Tensor) -> tuple[int, ...]:
+    return (*(parameter._backward_hooks or ()), -1, *(parameter._post_accumulate_grad_hooks or ()))
 
 
 def _step_of(kind: type) -> Callable[..., Any]:

@@ -228,8 +228,9 @@ def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[F
                 if attributes := value.__dict__:
                     todo.extend(_namespace(state, "attribute", value, attributes, f"{source.path}.", source))
                 todo.extend(_gradient(source, value))
-                if hooks := value._backward_hooks:
-                    todo.extend(_hooks(source, "_backward_hooks", hooks))
+                for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                    if hooks := getattr(value, name):
+                        todo.extend(_hooks(source, name, hooks))
         elif id(value) not in entered:
             entered.add(id(value))
             if kind is torch.Generator:
@@ -354,6 +355,8 @@ def content_of(value: Any) -> Any:
         return bytes(value)
     if kind is functools._lru_cache_wrapper:
         return value.cache_info().misses
+    if numpy_arrays.is_memory_of_c(kind):
+        return numpy_arrays.memory_of_c(value)
     if numpy_arrays.is_array_type(kind) and not value.dtype.hasobject:
         return numpy_arrays.content(value) or (value.shape, hash(value.tobytes()))
     return None

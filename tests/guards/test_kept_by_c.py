@@ -4,8 +4,11 @@ seen when it changes between two replays."""
 from __future__ import annotations
 
 import collections
+import ctypes
 import functools
 import importlib
+import inspect
+import mmap
 import sys
 import threading
 import types
@@ -329,3 +332,121 @@ def test_a_call_that_is_replaced_in_the_class_of_a_captured_object_is_called() -
     target.__class__ = Adds
     for _ in range(4):
         assert torch.equal(captured(x), x + 1)
+
+
+def number_of_ctypes() -> Made:
+    number = ctypes.c_double(2.0)
+    return lambda x: x * number.value, lambda: setattr(number, "value", 3.0)
+
+
+def array_of_ctypes() -> Made:
+    numbers = (ctypes.c_double * 2)(2.0, 3.0)
+    return lambda x: x * numbers[1], lambda: numbers.__setitem__(1, 5.0)
+
+
+def map_of_memory() -> Made:
+    memory = mmap.mmap(-1, 16)
+    memory[0] = 2
+    return lambda x: x * memory[0], lambda: memory.__setitem__(0, 5)
+
+
+def member_that_a_protocol_asks_for() -> Made:
+    @typing.runtime_checkable
+    class Moves(typing.Protocol):
+        def move(self) -> None: ...
+
+    class Kind: ...
+
+    one = Kind()
+    return lambda x: x * 2 if isinstance(one, Moves) else x * 3, lambda: setattr(Kind, "move", lambda self: None)
+
+
+def signature_of_a_function() -> Made:
+    def helper(a: int) -> None: ...
+
+    def other(a: int, b: int) -> None: ...
+
+    return (
+        lambda x: x * len(inspect.signature(helper).parameters),
+        lambda: setattr(helper, "__signature__", inspect.signature(other)),
+    )
+
+
+def class_of_a_module_of_python() -> Made:
+    module = _module("capture_tests_class")
+
+    class Kind(types.ModuleType):
+        other = 9.0
+
+    return lambda x: x * getattr(module, "other", 2.0), lambda: setattr(module, "__class__", Kind)
+
+
+@pytest.mark.parametrize("make", [
+    number_of_ctypes, array_of_ctypes, map_of_memory, member_that_a_protocol_asks_for, signature_of_a_function,
+    class_of_a_module_of_python,
+])  # fmt: skip
+def test_a_change_of_what_the_standard_library_reads_is_seen(make: Callable[[], Made]) -> None:
+    test_a_change_of_what_is_kept_elsewhere_is_seen(make)
+
+
+@EAGER
+def test_a_number_of_ctypes_that_the_body_counts_up_counts_in_every_call() -> None:
+    number = ctypes.c_long(0)
+
+    @capture
+    def body(x: torch.Tensor) -> torch.Tensor:
+        number.value += 1
+        return x * 2
+
+    for count in range(6):
+        body(torch.ones(3, device=DEVICE))
+        assert number.value == count + 1
+
+
+def _trained(wrap: Callable[[Any], Any], hooked: bool) -> list[torch.Tensor]:
+    """Weights after each of ten steps; from the fifth on a hook doubles a gradient that was added up."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @wrap
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    weights = []
+    for number in range(10):
+        if number == 5 and hooked:
+            model.weight.register_post_accumulate_grad_hook(_double)
+        step(torch.arange(3.0, device=DEVICE) / 4)
+        weights.append(model.weight.detach().clone())
+    return weights
+
+
+def _double(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(2)
+
+
+def test_a_hook_on_an_added_up_gradient_that_comes_later_is_called() -> None:
+    eager, captured = _trained(lambda one: one, hooked=True), _trained(capture, hooked=True)
+    assert all(map(torch.equal, eager, captured))
+    assert not torch.equal(eager[-1], _trained(capture, hooked=False)[-1])
+
+
+@EAGER
+def test_a_lazy_module_is_recorded_once_it_knows_its_sizes() -> None:
+    torch.manual_seed(0)
+    model: Any = capture(torch.nn.Sequential(torch.nn.LazyLinear(2), torch.nn.ReLU()).to(DEVICE))
+    with torch.no_grad():
+        for number in range(14):
+            if number == 8:
+                model[0] = torch.nn.LazyLinear(3).to(DEVICE)
+            x = torch.arange(3.0, device=DEVICE) + number
+            given = model(x)
+            assert torch.equal(given, torch.nn.functional.linear(x, model[0].weight, model[0].bias).relu()), number
+    assert recordings(model).replays > 4
+    assert not any(one.code == "CG905" for one in recordings(model).findings)
