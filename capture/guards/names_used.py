@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import functools
 import importlib.util
+import re
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -31,6 +32,8 @@ _IN_ITS_DICT = frozenset({"__doc__", "__module__", "__annotations__"})
 """Those of them that a class keeps under its own names, where code asks for them."""
 _OF_DEFINITIONS = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__", "__subclasses__"})
 """What C code keeps of a function or class."""
+_FORMATTING = frozenset({"format", "format_map"})
+_IN_FORMATS = re.compile(r"[.\[{]([A-Za-z_]\w*)")
 _FOR_HINTS = frozenset({"get_type_hints", "get_annotations", "signature"})
 _FOR_ALL_TENSORS = frozenset({
     "parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "_parameters", "_buffers",
@@ -99,6 +102,8 @@ def uses_of(code: types.CodeType) -> Uses:
     for constant in code.co_consts:
         if type(constant) is tuple:  # names of keyword arguments, and tuples of names
             texts.update(part for part in constant if type(part) is str and part.isidentifier())
+    if not mentioned.isdisjoint(_FORMATTING):  # ``"{0.name}".format(x)``
+        texts.update(name for one in code.co_consts if type(one) is str for name in _IN_FORMATS.findall(one))
     asks = bool(mentioned & ASKING)
     scope = globals_in(code) if code.co_flags & 1 else code.co_names  # a module or class looks up all its names
     matches = _MATCH_CLASS in code.co_code[::2]

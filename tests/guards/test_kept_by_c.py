@@ -372,6 +372,11 @@ def signature_of_a_function() -> Made:
     )
 
 
+def attribute_in_a_format() -> Made:
+    config = types.SimpleNamespace(factor=2)
+    return lambda x: x * float("{.factor}".format(config)), lambda: setattr(config, "factor", 5)  # noqa: UP032
+
+
 def class_of_a_module_of_python() -> Made:
     module = _module("capture_tests_class")
 
@@ -383,7 +388,7 @@ def class_of_a_module_of_python() -> Made:
 
 @pytest.mark.parametrize("make", [
     number_of_ctypes, array_of_ctypes, map_of_memory, member_that_a_protocol_asks_for, signature_of_a_function,
-    class_of_a_module_of_python,
+    class_of_a_module_of_python, attribute_in_a_format,
 ])  # fmt: skip
 def test_a_change_of_what_the_standard_library_reads_is_seen(make: Callable[[], Made]) -> None:
     test_a_change_of_what_is_kept_elsewhere_is_seen(make)
