@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from capture.torch_private.autograd import add_prehook
+
 
 class BackwardTimer:
     """Measures one call. ``clock``: gives seconds."""
@@ -22,8 +24,8 @@ class BackwardTimer:
         self._clock = clock
         self._begin: float | None = None
         self._end: float | None = None
-        first = [one.grad_fn.register_prehook(self._note_begin) for one in results if one.grad_fn is not None]
-        last = [get_gradient_edge(one).node.register_prehook(self._note_end) for one in inputs if one.requires_grad]
+        first = [add_prehook(one.grad_fn, self._note_begin) for one in results if one.grad_fn is not None]
+        last = [add_prehook(get_gradient_edge(one).node, self._note_end) for one in inputs if one.requires_grad]
         self._handles: list[Any] = [*first, *last]
 
     def _note_begin(self, _: Any) -> None:

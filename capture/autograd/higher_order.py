@@ -16,6 +16,7 @@ import torch
 from attrs import evolve, frozen
 from typing_extensions import override
 
+from capture.torch_private.autograd import is_leaf_node
 from capture.torch_private.capabilities import function_apply
 
 Grads = Sequence[torch.Tensor | None]
@@ -125,7 +126,7 @@ def inputs_of(
     for position, (above, number) in enumerate(node.next_functions[:count]):
         if above is None:
             inputs.append(None)
-        elif hasattr(above, "variable"):
+        elif is_leaf_node(above):
             inputs.append(above.variable)
         elif position in handles:
             inputs.append(handles[position])

@@ -13,7 +13,7 @@ import torch
 
 from capture.observe.probes.device_syncs import unnoticed
 from capture.observe.run import active_watch
-from capture.torch_private.autograd import nodes_above
+from capture.torch_private.autograd import name_of, nodes_above
 from capture.torch_private.capabilities import unseen
 
 _SEEDS = ("_saved_philox_seed", "_saved_philox_offset")
@@ -27,7 +27,7 @@ def may_be_seed(tensor: torch.Tensor | None) -> bool:
 def read_seeds(ends: Sequence[torch.Tensor]) -> None:
     """Have autograd unpack all seeds in the graph of these tensors."""
     for node in nodes_above(ends):
-        for name in _SEEDS if "EfficientAttention" in node.name() else ():
+        for name in _SEEDS if "EfficientAttention" in name_of(node) else ():
             getattr(node, name, None)
 
 

@@ -793,7 +793,8 @@ def _add_saved(
     if len(forms) == 1:
         outputs = [one for one in attached if one.untyped_storage() is first.untyped_storage()]
         base = next((one for one in outputs if Geometry.of(one) in forms), None)
-        base = first.detach() if base is None else base
+        if base is None:  # the memory as it is: a bit says that it is read as conjugate numbers
+            base = first.detach().conj() if first.is_conj() else first.detach()
     elif len({form.dtype for form in forms}) == 1 and not any(form.conj for form in forms):
         begin = min(form.offset for form in forms)
         ends = [form.offset + sum((n - 1) * s for n, s in zip(form.shape, form.stride, strict=True)) for form in forms]

@@ -17,12 +17,13 @@ from torch.autograd.graph import GradientEdge
 from capture.core.facts import GradientObstacle, GradientUse, SubclassLeaf
 from capture.key import pytree
 from capture.key.tensor_kind import is_leaf, refuses
+from capture.observe import kept_by_nodes
 from capture.observe.described import KeptEffect, KeptLeaf, kinds_of
 from capture.observe.run import ObservedRun
 from capture.observe.trace import External
 from capture.state.snapshot import Change, carries_graph
 from capture.state.source import Source
-from capture.torch_private.autograd import nodes_above
+from capture.torch_private.autograd import is_leaf_node, name_of, nodes_above
 
 _RECOMPUTES = "CheckpointFunctionBackward"
 Arguments = Callable[[torch.UntypedStorage], Sequence[tuple[int, torch.Tensor]]]
@@ -67,8 +68,15 @@ def obstacles(
         reason = "the body writes state, and parts of it run again in the backward pass"
         obstacles_found.append(GradientObstacle(path=None, reason=reason))
     obstacles_found += _partly_reached(watched, outputs)
-    if _recomputes(watched, outputs):
+    nodes = _nodes(watched, outputs)
+    if any(name_of(node) == _RECOMPUTES for node in nodes):
         obstacles_found.append(GradientObstacle(path=None, reason="the body is recomputed in the backward pass"))
+    before = watched.before
+    state = {id(one) for _, one in before.entered} | {id(one) for _, one, _ in before.members}
+    keeper = kept_by_nodes.keeper(nodes, state)
+    if keeper is not None:
+        reason = f"{keeper.__qualname__} keeps tensors in attributes of its ctx, apart from save_for_backward()"
+        obstacles_found.append(GradientObstacle(path=None, reason=reason))
     return obstacles_found
 
 
@@ -176,7 +184,7 @@ def ends_of(
                 ends[node, number] = with_graphs[node, number]
             elif node is not None and node not in seen:
                 seen.add(node)
-                if hasattr(node, "variable"):
+                if is_leaf_node(node):
                     ends[node, 0] = node.variable
                 else:
                     stack.append(node)
@@ -194,10 +202,11 @@ def saved_above(ends: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
             yield from (one for _, one in pytree.leaves(saved) if isinstance(one, torch.Tensor))
 
 
-def _recomputes(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> bool:
+def _nodes(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> list[Any]:
+    """The nodes of the graph that the body made."""
     ends = [leaf.value for leaf in outputs if isinstance(leaf.value, torch.Tensor)]
     known = [node for node, _ in _known(watched)]
-    return any(node.name() == _RECOMPUTES for node in nodes_above(ends, known))
+    return list(nodes_above(ends, known))
 
 
 class _Muted:

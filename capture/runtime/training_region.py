@@ -56,6 +56,8 @@ from capture.torch_private.threads import others_may_run
 from capture.tree.node import Node
 from capture.tree.thread_trees import Worker, acting_for, thread_state, tree_for, worker
 
+_DIFFERENTIATING = ("backward", "vjp")
+"""Methods of users' functions that a backward pass runs."""
 _DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
@@ -115,7 +117,14 @@ class BackwardCall(Call):
             return leaf.detach() if type(leaf) in TENSOR_TYPES and leaf.requires_grad else leaf
 
         named = {name: replace_leaves(value, bare) for name, value in self.named_values(values).items()}
-        return snapshot.roots(self.function, self.receiver, named) + self.unreached.roots()
+        found = snapshot.roots(self.function, self.receiver, named) + self.unreached.roots()
+        for kind in self.functions:  # C code calls what they differentiate with
+            found.append(Source("root", kind, None, kind.__qualname__))
+            for name in _DIFFERENTIATING:
+                method = getattr(kind, name, None)
+                if method is not getattr(torch.autograd.Function, name, None):
+                    found += snapshot.roots(method, None, {})
+        return found
 
 
 _orders: weakref.WeakKeyDictionary[Captured, accumulate_grad.Order] = weakref.WeakKeyDictionary()
@@ -199,7 +208,7 @@ class Region:
 
         for _, leaf in result_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                leaf.grad_fn.register_prehook(look)
+                torch_autograd.add_prehook(leaf.grad_fn, look)
 
     def note_higher_order(self) -> None:
         """A backward pass keeps a graph of its own. As the caller's graph has one node for the whole body, sums of

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from capture.torch_private import devices
+from capture.torch_private.autograd import is_leaf_node, name_of
 
 _GRAD_FN: Any = torch._C.TensorBase.grad_fn  # not as a watch has it for bodies
 
@@ -132,8 +133,8 @@ def _weight(device_type: str) -> torch.Tensor:
 
 def cast_of(node: Any) -> tuple[Any, torch.dtype] | None:
     """Of a node that casts a leaf: the leaf's node, and what to. Without the names no weight counts as cast."""
-    if node.name() != "ToCopyBackward0":
+    if name_of(node) != "ToCopyBackward0":
         return None
     above = node.next_functions[0][0]
     made = getattr(node, "_input_metadata", ())
-    return (above, made[0].dtype) if made and hasattr(above, "variable") else None
+    return (above, made[0].dtype) if made and is_leaf_node(above) else None

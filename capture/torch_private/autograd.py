@@ -56,6 +56,22 @@ def function_of(node: Any) -> type | None:
     return getattr(type(node), "_forward_cls", None)
 
 
+def name_of(node: Any) -> str:
+    """The node's name. A user's function may have set an attribute ``name`` on it, as its ``ctx``."""
+    name: str = type(node).name(node)
+    return name
+
+
+def is_leaf_node(node: Any) -> bool:
+    """The node adds to the ``grad`` of a leaf, which is its ``variable``."""
+    return not isinstance(node, torch.autograd.function.BackwardCFunction) and hasattr(node, "variable")
+
+
+def add_prehook(node: Any, hook: Callable[..., Any]) -> Any:
+    """Have autograd call ``hook`` before the node runs, whatever attributes a user's function has set on it."""
+    return type(node).register_prehook(node, hook)
+
+
 LOOKING_UP_BACKWARD = tuple(
     one for one in vars(torch.autograd.function.BackwardCFunction).values() if isinstance(one, types.FunctionType)
 )
@@ -104,4 +120,4 @@ def stale_streams_overridden() -> Iterator[None]:
 def add_hook(node: Any, hook: Callable[..., Any]) -> None:
     """Have autograd call ``hook`` once the node has run. Asked for here, where what torch runs for it is ours: its
     counter of hooks is nothing that a body has read."""
-    node.register_hook(hook)
+    type(node).register_hook(node, hook)

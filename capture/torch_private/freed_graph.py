@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from capture.torch_private.autograd import is_leaf_node
+
 
 @functools.cache
 def _freed_text() -> str | None:
@@ -60,7 +62,7 @@ def freed_graph(tensor: torch.Tensor) -> str | None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
+        if is_leaf_node(node):
             return None
         if _is_own(node) or _is_freed(node):
             is_freed = True
