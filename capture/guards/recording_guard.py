@@ -14,7 +14,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Sequence, Set, Sized
+from collections.abc import Callable, Iterator, Sequence, Set, Sized
 from typing import Any
 
 import torch
@@ -40,6 +40,10 @@ from capture.torch_private import capabilities
 from capture.torch_private.tensor_reads import static_tensors
 
 ALIGNMENT = 64  # bytes: an address that moves keeps its distance from a multiple of this
+ASKS_WHO = frozenset({"id", "hash"})
+"""Built-in functions whose results depend on which object they get."""
+_HASHING = frozenset({torch.Tensor.__hash__.__code__})
+"""Code that asks for a dict or a set, which is looked at itself."""
 Check = Callable[[Sequence[Any]], int]
 """Gives the verdict for a call on these leaves."""
 
@@ -109,6 +113,8 @@ class RecordingGuard:
     """Tells whether the tensors of ``owners`` are where they were, with the metadata that they had."""
     pieces: bytes = b""
     """Where the ``watched`` tensors lie, as in ``pieces_of``."""
+    keys: frozenset[int] | None = None
+    """``id`` of all keys and members of sets that ``structure`` is about, once somebody asked."""
 
     def guards(self) -> tuple[Guard, ...]:
         """All guards as they are now, in the order in which they are checked."""
@@ -137,6 +143,15 @@ class RecordingGuard:
             pairs = zip(self.owners, tensors, strict=True)
             return all(_lazy_bits(one) == self.kinds[owner.path][-1] for owner, one in pairs)
         return all(kind_of(one) == self.kinds[owner.path] for owner, one in zip(self.owners, tensors, strict=True))
+
+    def looks_up(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """The body finds something by which object a tensor is: one of these is a key or a member of a set that it can
+        have read, or its code asks for numbers of objects. For another one it would find something else."""
+        if any(ASKS_WHO.intersection(code.co_names) for code in self.ran - _HASHING):
+            return True
+        if self.keys is None:
+            self.keys = frozenset([id(one) for guard in self.structure for one in _keys_in(guard)])
+        return any(id(one) in self.keys for one in tensors)
 
     def settle(self, leaves: Sequence[Any]) -> None:
         """Accept the tensors as they are now."""
@@ -350,6 +365,20 @@ def _is_below_argument(source: Source) -> bool:
     while source.parent is not None:
         source = source.parent
     return source.kind == "root" and source.path not in ("self", "function")
+
+
+def _keys_in(guard: Guard) -> Iterator[Any]:
+    """What dicts and sets that a guard is about have as keys and members."""
+    yield guard.source.name
+    if guard.kind == "table":
+        yield from guard.expected[0]
+    todo = [guard.source.holder if guard.kind == "sequence" else None, guard.expected]
+    while todo:
+        value = todo.pop()
+        if type(value) is tuple:
+            todo.extend(value)
+        elif isinstance(value, (set, frozenset)):
+            yield from value
 
 
 def _is_view_of(owner: StaticOwner, place: Source, geometry: Geometry) -> bool:

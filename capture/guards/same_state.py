@@ -21,7 +21,7 @@ from capture.guards.guard import OK, OVERLAPS, Guard, Referent
 from capture.guards.read import OtherTensors
 from capture.guards.read_guards import read_by, starts_of
 from capture.guards.read_walk import CLOSED
-from capture.guards.recording_guard import RecordingGuard, StaticOwner, add_owner, kind_of
+from capture.guards.recording_guard import ASKS_WHO, RecordingGuard, StaticOwner, add_owner, kind_of
 from capture.key.code_names import same_value
 from capture.key.packages import package_of
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
@@ -36,8 +36,6 @@ _BY_C = (
     types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
     types.ClassMethodDescriptorType, types.BuiltinFunctionType,
 )  # fmt: skip
-_ASKS_WHO = frozenset({"id", "hash"})
-"""Built-in functions whose results depend on which object they get."""
 
 
 @define(eq=False)
@@ -144,7 +142,7 @@ def in_place_of(
 ) -> RecordingGuard | None:
     """The guards of this recording for the present state, in which other objects took the places of equal ones. None
     where more than that differs. ``latest``: the guards of another recording of the same function."""
-    if guard.is_its_own or any(_ASKS_WHO.intersection(code.co_names) for code in guard.ran):
+    if guard.is_its_own or any(ASKS_WHO.intersection(code.co_names) for code in guard.ran):
         return None
     starts = tuple([id(one) for one, _ in starts_of(call)])
     if latest is not None and _is_current(latest, guard, starts, leaves) and _are_same(guard, latest):

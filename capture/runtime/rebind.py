@@ -134,6 +134,9 @@ def _moves(
             return None
         else:
             moves.append(Move(path, before, tensor, tensor_before))
+    replaced = [one for move in moves if move.tensor is not move.was for one in (move.tensor, move.was)]
+    if replaced and guard.looks_up([one for one in replaced if one is not None]):
+        return None
     for argument in guard.arguments:
         leaf = leaves[argument.position]
         move = Move(argument.path, argument.address, leaf)

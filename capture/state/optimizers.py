@@ -238,7 +238,7 @@ class Optimizers:
 
     def groups_of_islands(self) -> list[dict[str, Any]]:
         """Their groups of parameters with the settings, which other code may read by name."""
-        return [group for one in self._islands for group in one.param_groups]
+        return [group for one in self._islands for group in _groups(one)]
 
     @contextlib.contextmanager
     def steps_apart(self, island: Callable[..., Any]) -> Iterator[None]:
@@ -271,7 +271,7 @@ class Optimizers:
 
     def parameter_ids(self) -> set[int]:
         """``id`` of the parameters of all optimizers that were found."""
-        return {id(p) for one in self._alive() for group in one.param_groups for p in group["params"]}
+        return {id(p) for one in self._alive() for group in _groups(one) for p in group["params"]}
 
     def keeper_of(self, part: int) -> tuple[Callable[[], Any], str, str] | None:
         """Where the value of one of the key's parts is kept, its name there, and its path; None if that is no
@@ -286,7 +286,7 @@ class Optimizers:
     def leave_out(self, keeper: Any, name: Any) -> None:
         """A setting is no part of the key any more: it is an argument of the call, in effect."""
         for one in self._alive():
-            for number, group in enumerate(one.param_groups):
+            for number, group in enumerate(_groups(one)):
                 if group is keeper:
                     self._lifted.setdefault(one, set()).add((number, name))
                     self._steps.pop(one, None)
@@ -317,7 +317,7 @@ class Optimizers:
 
     def _settings(self) -> Iterable[tuple[str, Any]]:
         for one in self._counting():
-            several = len(one.param_groups) > 1
+            several = len(_groups(one)) > 1
             for number, name, value in self._settings_of(one):
                 yield f"{name} of {f'param_groups[{number}]' if several else type(one).__name__}", value
 
@@ -327,8 +327,14 @@ class Optimizers:
         return [one for one in _settings_of(optimizer) if one[:2] not in lifted]
 
 
+def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Its groups of parameters. A wrapper around another optimizer may have none of its own."""
+    groups = getattr(optimizer, "param_groups", None)
+    return groups if isinstance(groups, list) else []
+
+
 def _settings_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, str, Any]]:
-    for number, group in enumerate(optimizer.param_groups):
+    for number, group in enumerate(_groups(optimizer)):
         yield from ((number, name, value) for name, value in group.items() if name != "params")
 
 
@@ -339,7 +345,7 @@ def is_stand_in(value: Any) -> bool:
 
 def _group_of(optimizer: weakref.ref[torch.optim.Optimizer], number: int) -> dict[str, Any] | None:
     held = optimizer()
-    groups = [] if held is None else held.param_groups
+    groups = [] if held is None else _groups(held)
     return groups[number] if number < len(groups) else None
 
 
