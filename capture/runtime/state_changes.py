@@ -95,7 +95,9 @@ def finds_inputs(captured: Captured, entry: Entry, places: Places) -> bool:
     replacements.compare(places.objects, number)
     if not entry.was_watched:
         replacements.note_new_key(number)
-    inputs_found = replacements.inputs()
+    groups = {id(one) for one in captured.optimizers.groups_of_islands()}
+    # what a step that runs eagerly is told is its own business, such as the betas that a schedule sets
+    inputs_found = [one for one in replacements.inputs() if one.key()[0] not in groups]
     if not inputs_found:
         return False
     captured.take_inputs(inputs_found)

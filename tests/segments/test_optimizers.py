@@ -273,3 +273,30 @@ def test_settings_changed_between_steps_are_used() -> None:
         assert same(eager.state(), ours.state()), number
     if REPLAYS:
         assert recordings(function).replays > CALLS // 2
+
+
+@pytest.mark.parametrize("name", ["AdamW fused", "SGD"])
+@pytest.mark.parametrize("kind", ["one cycle", "cyclic"])
+def test_a_schedule_of_the_momentum_too(name: str, kind: str) -> None:
+    """Adam's is in a tuple that is another object before each step."""
+
+    def make(parameters: Any) -> optim.Optimizer:
+        if name == "SGD":
+            return optim.SGD(parameters, lr=0.01, momentum=0.9)
+        return optim.AdamW(parameters, lr=0.01, fused=True)
+
+    eager, ours = Step(make), Step(make)
+    for one in (eager, ours):
+        if kind == "one cycle":
+            one.schedule = optim.lr_scheduler.OneCycleLR(one.optimizer, 0.1, total_steps=2 * CALLS)  # type: ignore[assignment]
+        else:
+            one.schedule = optim.lr_scheduler.CyclicLR(one.optimizer, 0.01, 0.1, step_size_up=CALLS)  # type: ignore[assignment]
+    function = capture(ours.function)
+    for number, (x, y) in enumerate(batches(CALLS)):
+        assert torch.equal(eager.function(x, y), function(x, y)), number
+        assert same(eager.state(), ours.state()), number
+        for one in (eager, ours):
+            assert one.schedule is not None
+            one.schedule.step()
+    if REPLAYS:
+        assert recordings(function).replays >= CALLS - 8, str(recordings(function))
