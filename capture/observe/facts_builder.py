@@ -80,8 +80,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     implicit += (handed_on := classify.handed_on(kept))
     gradients = gradient_uses.uses(watched, classify.argument, kept)
     obstacles = gradient_uses.obstacles(watched, classify.argument, outputs, effects) if gradients else []
-    given = {id(value) for source, value in watched.before.sources.values() if source.kind == "root"}
-    # roots are the caller's, and only handed back
+    given = {id(value) for source, value in watched.before.sources.values() if source.kind == "root"}  # handed back
     opaque = _opaque_outputs([leaf for leaf in outputs if id(leaf.value) not in given])
     elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # other facts explain these
     for leaf in kept if not gradients else ():
