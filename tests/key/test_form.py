@@ -86,6 +86,7 @@ SEEN: dict[str, tuple[Callable[..., Any], list[Callable[[int], Tensor]]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("name", SEEN)
 def test_what_the_body_can_see_tells_calls_apart(name: str) -> None:

@@ -284,6 +284,7 @@ LENGTHS: list[Callable[[Tensor, int], Any]] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("body", LENGTHS)
 def test_lengths_and_indices_are_no_numbers(body: Callable[[Tensor, int], Any]) -> None:
     f = capture(lambda x, k: body(x, k), max_recordings=20)

@@ -25,6 +25,7 @@ ONCE_MORE = 0 if EXECUTES else 1
 """A body that reads, or calls an island, is watched once more before it is captured."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [one for one in PROGRAMS if one not in EAGER])
 def test_body_is_as_eager_and_replays(name: str) -> None:
     counters = recordings(compared(PROGRAMS[name]))

@@ -133,6 +133,7 @@ BODIES = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("marked", [False, True], ids=["unmarked", "marked"])
 @pytest.mark.parametrize("body", BODIES)
 def test_effects_hold_each_calls_value(body: Callable[[Any, Tensor], Tensor], marked: bool) -> None:
@@ -152,6 +153,7 @@ def test_effects_hold_each_calls_value(body: Callable[[Any, Tensor], Tensor], ma
     assert now.replays >= 6
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("body", BODIES)
 def test_effects_reset_by_the_caller(body: Callable[[Any, Tensor], Tensor]) -> None:
     """State that the caller replaces between calls is the state the next call reads."""
