@@ -541,15 +541,15 @@ class GraphSaver:
         arguments, self._empty = self._call.substitute(self._aliases, values), empty
         if (run := body_run.current()) is not None:
             run.will_make(self._after_fault)
+        hooks = self.program.hooks
+        blocks = hooks.blocks = Blocks(self._before, self._leaves, hooks.save)
+        with (  # gradients are on, or this were no region; a body that turns them off and raises leaves them off
+            saved_tensors_hooks(hooks.pack, hooks.unpack),
+            without_recomputing(blocks.begin, blocks.end),
+            lent(self._to_lend() if self._lends else (), self._refused) as self._lent,
+        ):
+            result = self._call.run_plainly(arguments)
         with torch.enable_grad():
-            hooks = self.program.hooks
-            blocks = hooks.blocks = Blocks(self._before, self._leaves, hooks.save)
-            with (
-                saved_tensors_hooks(hooks.pack, hooks.unpack),
-                without_recomputing(blocks.begin, blocks.end),
-                lent(self._to_lend() if self._lends else (), self._refused) as self._lent,
-            ):
-                result = self._call.run_plainly(arguments)
             attached = self._attached(result)
             detached = {id(leaf): leaf.detach() for leaf in attached}
             for one in self._left or ():  # an effect of the recording, and an output whose graph is the caller's

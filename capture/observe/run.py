@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from attrs import define, evolve, field
 
 from capture.core import forks
 from capture.core.facts import Effect, HostWork
+from capture.core.interrupts import is_interrupt
 from capture.key.pytree import PLAIN_TYPES
 from capture.native import native
 from capture.observe import host_draws, islands, shared_casts, source_location, written_lines
@@ -45,6 +47,8 @@ from capture.torch_private.dynamo import graphs_compiled, hide_from_compiler
 from capture.torch_private.generators import default_generators, host_random_state, restore_host_random
 from capture.torch_private.subclasses import unseen
 from capture.torch_private.surroundings import Surroundings
+
+_LIBRARY = __name__.partition(".")[0]
 
 
 @define(eq=False)
@@ -219,6 +223,8 @@ def _run_watched(
         surroundings.note_autocast_cache()  # with the caller's again
     except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too
         watched.error = error
+        if watched.has_begun and not _came_through_us(error):
+            surroundings.note_grad_mode()
     finally:
         watch.at_islands = None
         if watch in _active:
@@ -229,6 +235,17 @@ def _run_watched(
     watched.once = arranged() or ("it was compiled" if graphs_compiled() > compiled else "")
     watched.once = watched.once or ("the process is a child that was forked in it" if watch.looks_away else "")
     return watched
+
+
+def _came_through_us(error: BaseException) -> bool:
+    """An interrupt met the body in code of this library, which may have left a block of its own open."""
+    if not is_interrupt(error):
+        return False
+    names, at = [], error.__traceback__
+    while at is not None:
+        names.append(str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == _LIBRARY)
+        at = at.tb_next
+    return True in itertools.dropwhile(bool, names)
 
 
 _MOVES_TO_OLD = 0 if sys.version_info >= (3, 14) else 1  # the first generation whose collection does

@@ -78,6 +78,9 @@ class Attempt:
     def mend(self, errors: list[BaseException]) -> None:
         """Something ended it. What the body did stays, where its operators ran, and the pool is given up with all
         that lies in it: whoever keeps a tensor there keeps its memory, too. May be called again."""
+        run = body_run.current()
+        if run is not None and run.error is errors[0]:  # which put back what was ours, and left what was the body's
+            self.around.note_grad_mode()
         self.around.put_back(errors[0])
         watched, executes = self.call.watched, self.tree.backend.executes_recording_runs
         self.tree.recording = False
