@@ -142,6 +142,13 @@ class Handle:
     successors: list[Handle] = field(factory=list)
     """Of functions that took this one's place in the class of what is captured."""
 
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        """The function is gone, which alone has this. It may go with a cycle of objects, as where its body leads to a
+        trainer that has it: a finalizer of ``weakref`` would keep the states for ever, and they the body."""
+        if not ends() and hasattr(self, "successors"):  # it was made as a whole
+            for captured in self._own_states():
+                captured.end()
+
     def of(self, receiver: Any) -> Captured:
         """The state of one instance, made at its first call."""
         entry = self.instances.get(id(receiver))
@@ -204,14 +211,17 @@ class Handle:
 
     def states(self) -> Iterator[Captured]:
         """All states made so far."""
+        yield from self._own_states()
+        for one in self.successors:
+            yield from one.states()
+
+    def _own_states(self) -> Iterator[Captured]:
         if self.single is not None:
             yield self.single
         if self.others is not None:
             yield self.others
         for _, captured, _ in list(self.instances.values()):
             yield captured
-        for one in self.successors:
-            yield from one.states()
 
     def states_of(self, receiver: Any) -> list[Captured]:
         """Those of one instance."""
@@ -227,12 +237,6 @@ def adopted(captured: Captured) -> Captured:
 def hand_back(wrapper: Callable[..., Any], handle: Handle) -> None:
     """Have ``recordings`` and the others accept a function that keeps its states in ``handle``."""
     setattr(wrapper, _HANDLE, handle)
-    weakref.finalize(wrapper, _retire_all, handle).atexit = False
-
-
-def _retire_all(handle: Handle) -> None:
-    for captured in handle.states():
-        captured.end()
 
 
 def _same(value: Any) -> Any:
@@ -399,7 +403,6 @@ def _function(
         return dispatch.call(captured, args, kwargs) if result is MISS else result
 
     _dress(wrapper, target, handle)
-    weakref.finalize(wrapper, captured.end).atexit = False
     return wrapper
 
 
@@ -451,7 +454,6 @@ class _ClassNow:
         except AnnotationError:  # options such as ``static=`` name what this one does not take
             return found
         successor = wrapper.__dict__[_HANDLE]
-        weakref.finalize(wrapper, _retire, successor.instances).atexit = False
         self.handle.successors.append(successor)
         return wrapper
 
@@ -481,9 +483,7 @@ def _method_or_not(function: types.FunctionType, options: dict[str, Any]) -> Any
         return dispatch.call(alone(), args, kwargs)
 
     def make_single() -> Captured:
-        captured = _new(as_function.annotation, function, as_function.binder, None)
-        weakref.finalize(wrapper, captured.end).atexit = False
-        return captured
+        return _new(as_function.annotation, function, as_function.binder, None)
 
     handle.make_single = make_single
     _dress(wrapper, function, handle)
@@ -501,18 +501,11 @@ def _capture_module(module: torch.nn.Module, options: dict[str, Any]) -> torch.n
             wrapper = _method(function, options, in_class=in_class)
             module.forward = types.MethodType(wrapper, module)
             replicate_uncaptured(module)
-            # the wrapper dies with the module, and so would what waits for the module's end
-            weakref.finalize(wrapper, _retire, wrapper.__dict__[_HANDLE].instances).atexit = False
         else:
             module.forward = _capture(forward, options)
     except RuntimeError as error:
         raise AnnotationError(f"{type(module).__qualname__} does not let its forward be replaced: {error}") from None
     return module
-
-
-def _retire(instances: Instances) -> None:
-    for _, captured, _ in instances.values():
-        captured.end()
 
 
 def _dress(wrapper: Any, target: Any, handle: Handle) -> None:

@@ -200,7 +200,7 @@ def put(value: Any, name: Name, member: Any) -> None:
 # ------------------------------------------------------------------------------------------------ which are opened
 
 opened: set[type] = set()
-_gone: dict[type, int] = {}
+_gone: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary()
 
 
 def died(kind: type) -> None:

@@ -337,7 +337,8 @@ class _Reference(weakref.ref[Any]):
     __slots__ = ("address", "kind", "token")
     __eq__, __hash__ = object.__eq__, object.__hash__  # not those of the object that it refers to
     address: int
-    kind: type
+    kind: weakref.ref[type]
+    """A class of a function's own may lead to the object, which would never die."""
     token: Token
 
 
@@ -367,7 +368,7 @@ def identity_token(value: Any) -> int:
         reference = _Reference(value, _died.append)
     except TypeError:
         raise Unkeyable(f"{type(value).__name__} object") from None
-    reference.address, reference.token, reference.kind = id(value), token, type(value)
+    reference.address, reference.token, reference.kind = id(value), token, weakref.ref(type(value))
     kept = _tokens.setdefault(id(value), (reference, token))
     if kept[0] is not reference and kept[0]() is not value:
         kept = _tokens[id(value)] = (reference, token)
@@ -387,7 +388,8 @@ def deaths() -> int:
         _module_lists.pop(reference.token, None)
         if not reference.token.is_dead:
             reference.token.is_dead, _deaths = True, _deaths + 1
-            objects.died(reference.kind)
+            if (kind := reference.kind()) is not None:
+                objects.died(kind)
         with contextlib.suppress(ValueError):  # another thread removed it
             _died.remove(reference)
     return _deaths
