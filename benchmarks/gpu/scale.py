@@ -71,9 +71,9 @@ def _recordings(setting: Setting) -> tuple[list[Figure], list[str]]:
         captured = capture(lambda x: x * 2.0 + 1.0, max_recordings=count + 1, name=f"with {count} recordings")
         for size in range(1, count + 1):
             x = torch.randn(size, device=setting.device)
-            for _ in range(3):
-                result = captured(x)
-            if not torch.equal(result, x * 2.0 + 1.0):
+            for _ in range(3):  # the third is a replay; a result that was held would have a recording of its own
+                is_equal = torch.equal(captured(x), x * 2.0 + 1.0)
+            if not is_equal:
                 wrong.append(f"size {size} differs")
         if recordings(captured).recordings != count:
             wrong.append(f"{recordings(captured)} instead of {count} recordings")
