@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
+from capture import CaptureWarning, capture, recordings
 from capture.engines.cuda.capture_graph import RefusedError
 from capture.engines.cuda.recorder import GraphRecorder
 from tests.distributed.test_ddp import replicated, sharded, train, training
-from tests.distributed.test_rank_agreement import ONE_FALLS_OUT, played
+from tests.distributed.test_rank_agreement import ONE_FALLS_OUT, played, reads_between_collectives
 from tests.support.collectives import collectives
 from tests.support.ranks import two_ranks
 
@@ -55,6 +59,68 @@ def test_ddp_made_on_a_side_stream(tmp_path: Path) -> None:
 def test_a_rank_that_falls_out(tmp_path: Path) -> None:
     """As under gloo: a rank whose body raises or is stopped in its recording, or that gives up, hangs nobody."""
     two_ranks(functools.partial(played, scenes=ONE_FALLS_OUT), tmp_path, device="cuda", seconds=120)
+
+
+def test_a_host_read_between_collectives(tmp_path: Path) -> None:
+    """No rank alone could go back behind a collective, so such a body is not cut there: it is eager, and says that."""
+    reads = functools.partial(played, scenes=(reads_between_collectives,))
+    two_ranks(reads, tmp_path, device="cuda", seconds=120)
+
+
+def _scheduled(rank: int) -> list[Any]:
+    """Collectives beside independent work, in the order that the data needs."""
+
+    def body(x: Tensor) -> Tensor:
+        parts = [torch.tanh(x + number) for number in range(4)]
+        dist.all_reduce(parts[0])
+        parts += [torch.sin(x * number) @ x for number in range(4)]
+        dist.all_reduce(parts[-1])
+        gathered = x.new_empty(2 * len(x), *x.shape[1:])
+        dist.all_gather_into_tensor(gathered, parts[1] + parts[-1])
+        return torch.stack(parts).sum(0) + gathered.view(2, *x.shape).sum(0)
+
+    step = capture(body, schedule="auto")
+    with torch.no_grad():
+        for number in range(120):
+            x = torch.randn(
+                64, 64, generator=torch.Generator("cpu").manual_seed(2 * number + rank), device="cpu"
+            ).cuda()
+            assert torch.equal(step(x), body(x)), number
+    return [recordings(step).recordings, recordings(step).replays]
+
+
+def test_an_order_by_data(tmp_path: Path) -> None:
+    """Its kernels may run in another order once that was timed; collectives stay where they are, as a barrier."""
+    for counts in two_ranks(_scheduled, tmp_path, device="cuda", seconds=120):
+        assert counts[1] > 60, counts
+
+
+def _in_growing_segments(rank: int) -> list[Any]:
+    step = capture(lambda x: _summed(x * 2) + 1)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for number in range(8):
+            x = torch.full((1 << 20,), float(number + rank))
+            assert torch.equal(step(x), torch.full((1 << 20,), float(4 * number + 3)))
+            del x
+    return [recordings(step).replays, [one.code for one in recordings(step).findings]]
+
+
+def _summed(x: Tensor) -> Tensor:
+    dist.all_reduce(x)
+    return x
+
+
+@pytest.mark.parametrize("registers", [False, True])
+def test_expandable_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registers: bool) -> None:
+    """NCCL registers what captured collectives use, and cannot where segments grow: replays would hang."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    if registers:
+        monkeypatch.delenv("NCCL_GRAPH_REGISTER", raising=False)
+    else:
+        monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
+    for replays, codes in two_ranks(_in_growing_segments, tmp_path, device="cuda", seconds=120):
+        assert (replays == 0, "CG704" in codes) == (registers, registers), (replays, codes)
 
 
 def _stops_half_way(rank: int) -> list[Any]:
