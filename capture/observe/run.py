@@ -226,15 +226,19 @@ def _run_watched(
         if watched.has_begun and not _came_through_us(error):
             surroundings.note_grad_mode()
     finally:
-        watch.at_islands = None
-        if watch in _active:
-            _active.remove(watch)
+        _is_no_more_active(watch)
         surroundings.put_back(watched.error)
         watch.forget_operator()
     watch.quietly(_compare)(watched)
     watched.once = arranged() or ("it was compiled" if graphs_compiled() > compiled else "")
     watched.once = watched.once or ("the process is a child that was forked in it" if watch.looks_away else "")
     return watched
+
+
+def _is_no_more_active(watch: ObserveMode) -> None:
+    watch.at_islands = None
+    if watch in _active:
+        _active.remove(watch)
 
 
 def _came_through_us(error: BaseException) -> bool:

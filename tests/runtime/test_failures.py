@@ -121,42 +121,6 @@ def test_a_body_that_raises_leaves_what_eager_leaves(phase: str) -> None:
     assert recordings(net.forward).replays > 0
 
 
-@pytest.mark.parametrize("kind", [Trouble, KeyboardInterrupt])
-@pytest.mark.parametrize("trained", ["", "as a region", "in the body"])
-@pytest.mark.parametrize("was", [True, False])
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_body_that_raises_leaves_the_grad_mode_that_it_set(
-    phase: str, was: bool, trained: str, kind: type[BaseException]
-) -> None:
-    """As eager code does, that sets it without a ``with``."""
-    weight = torch.ones(3, requires_grad=True)
-    trigger = Trigger(PHASES[phase])
-    gate = Gate(trigger, kind())
-
-    def body(x: Tensor) -> Tensor:
-        y = x * weight
-        if trained == "in the body":
-            with torch.enable_grad():
-                (x * weight).sum().backward()
-        torch.set_grad_enabled(not was)
-        gate.check()
-        torch.set_grad_enabled(was)
-        return y if trained == "as a region" else y.detach()
-
-    f = capture(body)
-    for seed in range(8):
-        runs = len(trigger.runs)
-        trigger.begin()
-        gate.error.__traceback__ = raised = None
-        with torch.set_grad_enabled(was):
-            try:
-                f(x_of(seed)[0, :3])
-            except kind as one:
-                raised = one
-            assert (raised is gate.error) == (len(trigger.runs) > runs and trigger.calls in trigger.fail_on)
-            assert torch.is_grad_enabled() == (was if raised is None else not was), seed
-
-
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_body_that_reads_whether_to_raise_raises_in_the_calls_of_eager(phase: str) -> None:
     """What it reads is guarded: a call that has to raise is not replayed, and those after it are again."""
