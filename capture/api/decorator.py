@@ -27,6 +27,7 @@ from capture.key.code_names import NamedKey, named_key
 from capture.key.signature import Binder, make_binder, sees_form, signature_of
 from capture.native import MISS, native
 from capture.observe import aoti_packages, source_location
+from capture.observe.run import active_watch
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import dispatch, fault_boundary
 from capture.runtime.captured import Captured, weakly
@@ -115,6 +116,10 @@ def _always(_: object) -> bool:
     return True
 
 
+def _never(_: object) -> bool:
+    return False
+
+
 Instances = dict[int, tuple[Callable[[], Any], Captured, Callable[..., Any]]]
 """By ``id`` of the receiver: a weak reference to it, its state, and the function that takes its calls on the fast
 path."""
@@ -137,6 +142,8 @@ class Handle:
     """Tells whether the first argument of a call is the instance."""
     make_single: Callable[[], Captured] | None = None
     """Makes ``single`` at the first such call, for a function of which only calls tell whether it is a method."""
+    passed: int = 0
+    """Calls that went by before ``single`` was made."""
     others: Captured | None = None
     """Stands for the instances that are not looked at, as those before them came and went."""
     successors: list[Handle] = field(factory=list)
@@ -195,6 +202,9 @@ class Handle:
         if self.single is None:
             assert self.make_single is not None
             self.single = self.make_single()
+            counters = self.single.log.counters
+            counters.body_runs += self.passed
+            counters.eager_calls += self.passed
         return self.single
 
     def has_own(self, receiver: Any) -> bool:
@@ -372,6 +382,19 @@ def _name_of(target: Any) -> str:
 
 
 def _annotated(function: Any, options: dict[str, Any], *, method: bool, name: str) -> Handle:
+    """A function that is decorated anew in each call of another one has the same code each time."""
+    is_plain = isinstance(function, types.FunctionType) and not (
+        function.__dict__ or function.__defaults__ or function.__kwdefaults__ or options
+    )
+    lives = lives_of(function.__code__) if is_plain else Lives()
+    form = (method, name, function.__code__.co_filename) if is_plain else None
+    if form is None or lives.annotated is None or lives.annotated[0] != form:
+        lives.annotated = form, *_annotation(function, options, method=method, name=name)
+    _, annotation, binder = lives.annotated
+    return Handle(annotation, function, binder)
+
+
+def _annotation(function: Any, options: dict[str, Any], *, method: bool, name: str) -> tuple[Annotation, Binder]:
     signature = signature_of(function, method=method)
     binder = make_binder(signature, formed=sees_form(function))
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -380,7 +403,7 @@ def _annotated(function: Any, options: dict[str, Any], *, method: bool, name: st
         name, tuple(signature.parameters), options, receiver=receiver, variadic=binder.variadic,
         defined_at=source_location.of_function(code) if code is not None else None,
     )  # fmt: skip
-    return Handle(annotation, function, binder)
+    return annotation, binder
 
 
 def _function(
@@ -390,6 +413,8 @@ def _function(
     ``in_class``: see ``_ClassNow``."""
     target = function if keep is None else keep
     handle = _annotated(function, options, method=receiver is not None, name=_name_of(target))
+    if keep is None and handle.lives.gave_up and handle.annotation.fallback != "error":
+        return _short_lived(function, handle)
     captured = handle.single = _new(handle.annotation, function, handle.binder, receiver)
     straight = captured.straight
     now = _ClassNow(in_class, function, handle, options) if in_class else None
@@ -403,6 +428,34 @@ def _function(
         return dispatch.call(captured, args, kwargs) if result is MISS else result
 
     _dress(wrapper, target, handle)
+    return wrapper
+
+
+def _short_lived(function: Any, handle: Handle) -> Any:
+    """A function whose code gave up, as those before it came and went: a state is made once one is looked at."""
+    annotation, binder, lives = handle.annotation, handle.binder, handle.lives
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return function(*args, **kwargs)
+        captured = handle.single
+        if captured is None and active_watch() is None and config.current().enabled and lives.passes():
+            handle.passed += 1
+            return function(*args, **kwargs)
+        captured = handle.alone() if captured is None else captured
+        result = MISS if kwargs else captured.straight(*args)
+        return dispatch.call(captured, args, kwargs) if result is MISS else result
+
+    reference = weakref.ref(wrapper)  # it is to go with its last reference
+
+    def make_single() -> Captured:
+        captured = _new(annotation, function, binder, None)
+        if (made := reference()) is not None:
+            weakref.finalize(made, captured.end).atexit = False
+        return captured
+
+    handle.make_single, handle.is_receiver = make_single, _never
+    _dress(wrapper, function, handle)
     return wrapper
 
 

@@ -93,7 +93,13 @@ from capture.tree.tree import Tree
 
 def call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One call, in the caller's own form. The steps are in the order of their cost."""
-    if captured.budget.resting and run.active_watch() is None:
+    resting = captured.budget.resting
+    if kwargs and captured.fast_paths.are_there and (resting or captured.sizes is None):
+        # they compare all that is looked at below, as where nothing is named
+        result = _named(captured, args, kwargs)
+        if result is not MISS:
+            return result
+    if resting and run.active_watch() is None:
         return _straight(captured, args, kwargs)
     if (trial := captured.trial) is not None and run.active_watch() is None:
         return run_on_trial(captured, trial, args, kwargs)
@@ -123,10 +129,6 @@ def call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def _straight(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Nothing is gained by looking at this call. Fast paths were tried before, where it names no arguments."""
     counters = captured.log.counters
-    if kwargs and captured.fast_paths.are_there:
-        result = _named(captured, args, kwargs)
-        if result is not MISS:
-            return result
     captured.budget.resting -= 1
     counters.body_runs += 1
     counters.eager_calls += 1

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import weakref
 from types import CodeType
+from typing import Any
 
 from attrs import define, evolve, field
 
@@ -40,6 +41,8 @@ class Lives:
     gave_up: bool = False
     is_told: bool = False
     """The user knows."""
+    annotated: Any = None
+    """What its last function was decorated with, for others that are decorated alike."""
     _account: Account = _NONE
     _passing: int = 0
     """Calls to come, or objects, that are not looked at."""

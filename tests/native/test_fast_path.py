@@ -6,6 +6,7 @@ import gc
 import random
 import sys
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -123,6 +124,29 @@ def test_what_goes_straight() -> None:
         assert not goes_straight(mine, *tensors(4))
     release(mine)
     assert not goes_straight(mine, *tensors(4))
+
+
+def test_a_call_by_name_goes_no_general_way() -> None:
+    """Calls of large models name their arguments. All that is compared before them by position is compared in C."""
+    function = capture(lambda x, *, y, **others: torch.relu(x) * y + others["z"])
+    x, y, z = torch.randn(4), torch.randn(4), torch.randn(4)
+    for _ in range(4):
+        function(x, y=y, z=z)
+    ran: list[str] = []
+
+    def note(frame: types.FrameType, event: str, _: object) -> None:
+        if event == "call" and str(frame.f_globals.get("__name__")).startswith("capture."):
+            ran.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        result = function(x, y=y, z=z)
+    finally:
+        sys.setprofile(before)
+    assert torch.equal(result, torch.relu(x) * y + z)
+    assert len(ran) <= 7, ran
+    assert not {"here", "dispatch"} & {*ran}
 
 
 def test_other_defaults() -> None:

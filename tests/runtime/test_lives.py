@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -156,6 +159,51 @@ def test_what_lives_on_is_recorded_all_the_same() -> None:
             if calls % 100 == 0 and recordings(kept.of).replays:
                 break
     assert recordings(kept.of).replays, recordings(kept.of)
+
+
+def many_functions() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(MANY):
+            captured_anew(number)(X)
+
+
+def test_a_function_that_lives_on_is_recorded_all_the_same() -> None:
+    """Its state is made when it is looked at, and knows of the calls before that."""
+    many_functions()
+    kept, calls = captured_anew(7), 3000
+    for _ in range(calls):
+        assert bits(kept(X)) == bits(X + 7)
+    made = recordings(kept)
+    assert made.replays, made
+    assert made.body_runs + made.replays == calls
+
+
+def test_one_that_was_never_called_can_be_asked_for() -> None:
+    many_functions()
+    kept = captured_anew(7)
+    assert recordings(kept).body_runs == 0
+    assert bits(kept(X)) == bits(X + 7)
+
+
+def test_to_capture_anew_costs_little_once_the_code_gave_up() -> None:
+    """Signature, names and a state were made each time, some 300 Python functions."""
+    many_functions()
+    ran: list[str] = []
+
+    def note(frame: types.FrameType, event: str, _: object) -> None:
+        if event == "call":
+            ran.append(frame.f_code.co_qualname)
+
+    gc.disable()  # what callbacks of the collector run does not count
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        captured_anew(7)(X)
+    finally:
+        sys.setprofile(before)
+        gc.enable()
+    assert len(ran) <= 60, ran
 
 
 def test_objects_that_are_alive_are_watched_each() -> None:
