@@ -3,11 +3,12 @@ raised."""
 
 from __future__ import annotations
 
-import inspect
 import signal
+
+# in C: what is around it makes enumerations, which takes 30 times as long. Type checkers do not know the module
+from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
 from typing import Any
 
-_handler_of = inspect.unwrap(signal.getsignal)  # in C: the wrapper makes enumerations, which takes 30 times as long
 _SIGNALS = tuple(map(int, signal.valid_signals()))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from capture.guards.answers import OF_TENSORS
-from capture.key.code_names import globals_in
+from capture.key.code_names import globals_in, operations
 from capture.key.name_uses import ASKING, is_computed, name_uses
 from capture.key.packages import is_library, package_of
 from capture.state.code_run import CodeRun
@@ -27,6 +27,12 @@ _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _SETTING = {dis.opmap[name] for name in ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME")}
 _NAMING = set(dis.hasname)
+_FLAGS = {
+    dis.opmap[name]: bits
+    for name, bits, since in (("LOAD_GLOBAL", 1, (3, 11)), ("LOAD_ATTR", 1, (3, 12)), ("LOAD_SUPER_ATTR", 2, (3, 12)))
+    if sys.version_info >= since
+}
+"""How many bits of its argument, the lowest ones, tell an operation something else than a name."""
 OF_ALL_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__class__", "__annotations__"})
 _IN_ITS_DICT = frozenset({"__doc__", "__module__", "__annotations__"})
 """Those of them that a class keeps under its own names, where code asks for them."""
@@ -132,18 +138,18 @@ def _looked_up(code: types.CodeType) -> set[str]:
     if _SETTING.isdisjoint(code.co_code[::2]):
         return names
     kept, sets = set(), set()
-    for instruction in dis.get_instructions(code):
-        if instruction.opcode in _SETTING:
-            sets.add(instruction.argval)
-        elif instruction.opcode in _NAMING:
-            kept.add(instruction.argval)
+    for operation, argument in operations(code):
+        if operation in _SETTING:
+            sets.add(code.co_names[argument])
+        elif operation in _NAMING:
+            kept.add(code.co_names[argument >> _FLAGS.get(operation, 0)])
     return names - (sets - kept)
 
 
 def _stored(code: types.CodeType) -> frozenset[str]:
     if _STORE_GLOBAL not in code.co_code[::2]:
         return frozenset()
-    return frozenset(one.argval for one in dis.get_instructions(code) if one.opcode == _STORE_GLOBAL)
+    return frozenset(code.co_names[argument] for operation, argument in operations(code) if operation == _STORE_GLOBAL)
 
 
 def place_of(code: types.CodeType) -> tuple[str, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import inspect
 import json
 import linecache
@@ -29,6 +28,7 @@ from capture.core.events import Log, logger
 from capture.core.findings import Severity
 from capture.core.options import Annotation
 from capture.core.plan import VERSION, CapturePlan, PlanError, differing_fields, dumps, loads
+from capture.core.version import VERSION as VERSION_OF_CAPTURE
 from capture.key import signature
 from capture.key.modes import Ambient
 from capture.key.pytree import PLAIN_TYPES
@@ -230,20 +230,12 @@ def _of_process() -> dict[str, str]:
     allocator = (os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
     return {
         "allocator": " ".join(text for text in allocator if text) or "default",
-        "capture": _version(),
+        "capture": VERSION_OF_CAPTURE,
         "cuda": torch.version.cuda or "none",
         "rules": deciding_rules(),
         "schema": str(VERSION),
         "torch": str(torch.__version__),
     }
-
-
-@functools.cache
-def _version() -> str:
-    try:
-        return importlib.metadata.version("torch-capture")
-    except importlib.metadata.PackageNotFoundError:
-        return "0"  # a source tree that is not installed
 
 
 def _source(function: Any) -> str:  # Any: a callable

@@ -86,6 +86,7 @@ class Unreached:
             self._looked_for |= codes
             entered = [value for _, value in state.entered if type(value) is types.FunctionType]
             codes -= _with_inner(one.__code__ for one in (*entered, *state.forwards))
+        if codes:  # not of a small body, whose first call would wait longest for what follows
             methods = [one for one in _methods_in(state.namespaces.values()) if one.__code__ in codes]
             codes -= _with_inner(one.__code__ for one in methods)
             kinds = [*given, *_named_classes(ran)]  # their objects are made, or reached

@@ -31,23 +31,29 @@ Getter = Callable[..., object]
 
 
 @functools.cache
-def _getters() -> dict[str, Getter]:
-    found: dict[str, Getter] = {}
-    keyed = {getattr(one.read, "__name__", "") for one in SWITCHES} | _KEYED
-    for module in (torch._C, torch):
-        for name in dir(module):
-            value = getattr(module, name)
-            if _NAME.fullmatch(name) and name not in keyed and isinstance(value, types.BuiltinFunctionType):
-                found[name] = value
-    return found
+def _keyed() -> frozenset[str]:
+    return frozenset(getattr(one.read, "__name__", "") for one in SWITCHES) | _KEYED
+
+
+@functools.cache
+def _getter(name: str) -> Getter | None:
+    """The getter of this name, if there is one. To sort all of torch's names takes longer than a small body's run."""
+    if not _NAME.fullmatch(name) or name in _keyed():
+        return None
+    for module in (torch, torch._C):
+        if isinstance(value := vars(module).get(name), types.BuiltinFunctionType):
+            return value
+    return None
 
 
 def asked_of_torch(names: Iterable[str]) -> Iterator[tuple[str, Callable[[], object], object]]:
     """Each of these names that is a getter's: what it reads, how, and what that gives now."""
-    getters = _getters()
-    for name in sorted(getters.keys() & names):
+    for name in sorted(set(names)):
+        getter = _getter(name)
+        if getter is None:
+            continue
         for arguments in ((), ("cpu",), ("cuda",)):
-            read = functools.partial(getters[name], *arguments) if arguments else getters[name]
+            read = functools.partial(getter, *arguments) if arguments else getter
             try:
                 value = read()
             except Exception:  # noqa: BLE001 - it takes something else

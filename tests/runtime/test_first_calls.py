@@ -1,0 +1,72 @@
+"""What the first calls of a small function run in Python: counted, as times depend on the machine."""
+
+from __future__ import annotations
+
+import dis
+import gc
+import inspect
+import sys
+import types
+import typing
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capture import capture, recordings
+from capture.guards import names_used
+from tests.support.decorated import fresh as fresh
+
+
+def functions_run(call: typing.Callable[[], object]) -> int:
+    """How many Python functions a call runs."""
+    ran = 0
+
+    def note(_: types.FrameType, event: str, __: object) -> None:
+        nonlocal ran
+        ran += event == "call"
+
+    gc.disable()  # callbacks of the collector would count
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+        gc.enable()
+    return ran
+
+
+def small(x: Tensor) -> Tensor:
+    return torch.relu(x) * 2 + 1
+
+
+def small_too(x: Tensor) -> Tensor:
+    return torch.relu(x) * 3 + 1
+
+
+def test_the_first_call_of_a_small_function_runs_little_python() -> None:
+    x = torch.randn(4)
+    capture(small_too)(x)  # what is done once in a process
+    function = capture(small)
+    counts = [functions_run(lambda: function(x)) for _ in range(3)]
+    assert recordings(function).replays == 1
+    assert counts[0] <= 2400, counts  # 3,500 while code around the body and all names of torch were looked through
+    assert counts[1] <= 3000, counts  # 3,130 while handlers of signals were made enumerations
+
+
+@pytest.mark.parametrize("module", [dis, inspect, typing, nn.Module])
+def test_names_are_read_from_code_as_dis_reads_them(module: object) -> None:
+    """The code of one instruction is taken apart by hand, as ``dis`` takes ten times as long."""
+    codes = [one.__code__ for one in vars(module).values() if isinstance(one, types.FunctionType)]
+    codes += [one for code in codes for one in code.co_consts if isinstance(one, types.CodeType)]
+    assert len(codes) > 10
+    for code in codes:
+        sets, kept = set[str](), set[str]()
+        for one in dis.get_instructions(code):
+            if one.opname in ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME"):
+                sets.add(one.argval)
+            elif one.opcode in dis.hasname:
+                kept.add(one.argval)
+        assert names_used.uses_of(code).names >= set(code.co_names) - (sets - kept)
+        assert names_used._looked_up(code) == set(code.co_names) - (sets - kept), code.co_qualname
