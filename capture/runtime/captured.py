@@ -6,6 +6,7 @@ Data, and what can be told from it alone: parts of the key, the bound call, find
 from __future__ import annotations
 
 import itertools
+import threading
 import types
 import warnings
 import weakref
@@ -40,6 +41,7 @@ from capture.state.unreached import Unreached
 
 _numbers = itertools.count(1)
 MOST_LIFTS = 3  # of one function: each records twice
+MOST_PROOFS = 2  # that answers stand for numbers, until there is one: each runs the body several times
 MOST_WARNINGS = 3  # warnings given for one function; the report has the rest
 
 
@@ -153,6 +155,12 @@ class Captured:
     """Paths of numbers in Python state that the body reads."""
     lifts_left: int = field(default=MOST_LIFTS, init=False)
     """How many more attempts may be made at such a recording."""
+    decisions: Any = field(default=None, init=False)
+    """``Decisions``: numbers among the arguments of which the body only asks something."""
+    under_way: dict[int, tuple[Any, ...]] = field(factory=dict, init=False)
+    """By thread, the caller's own values in a call by a fast path that has other numbers."""
+    decisions_left: int = field(default=MOST_PROOFS, init=False)
+    """How many more attempts may be made to find out."""
     deaths_seen: int = field(default=0, init=False)
     """How many objects in keys had died when families were last searched for them."""
     trial: Trial | None = field(default=None, init=False)
@@ -224,6 +232,10 @@ class Captured:
         places, missing = self.binder.places, len(self.binder.names) - len(values)
         return (*values, *[one.read() for one in places[len(places) - missing :]]) if missing else values
 
+    def own_values(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The caller's, for those that a fast path was found by."""
+        return self.under_way.get(threading.get_ident(), values) if self.under_way else values
+
     @property
     def stateless(self) -> bool:
         """The key consists of modes and arguments alone."""
@@ -232,12 +244,13 @@ class Captured:
     def arguments(self, values: tuple[Any, ...], leaves: Leaves) -> tuple[Any, ...]:
         """The arguments' part of the key; their tensors and generators become ``leaves``."""
         static = self.annotation.static
-        if not static:
+        if not static and self.decisions is None:
             return tuple([key_of(value, leaves) for value in values])
+        decided = {} if self.decisions is None else self.decisions.parts(values)
         found = []
-        for name, value in zip(self.binder.names, values, strict=True):
+        for at, (name, value) in enumerate(zip(self.binder.names, values, strict=True)):
             leaves.opens = name not in static
-            found.append(key_of(value, leaves))
+            found.append(decided[at] if at in decided else key_of(value, leaves))
         return tuple(found)
 
     def rest(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -304,7 +317,8 @@ class Captured:
         self.unsettled.clear()
         self.kept_outputs.clear()
         self.hopeless, self.is_chained = None, False
-        self.lifts_left = MOST_LIFTS
+        self.lifts_left, self.decisions_left = MOST_LIFTS, MOST_PROOFS
+        self.decisions = None
         self.read_numbers.clear()
         if self.sizes is not None:
             self.sizes.forget()

@@ -41,6 +41,7 @@ its results made part of the caller's graph, and autograd calls the backward pas
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +59,7 @@ from capture.observe import islands, run, source_location
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import (
     branches,
+    decisions,
     eviction,
     inputs,
     miss_reason,
@@ -122,8 +124,25 @@ def call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
             result = lifted.replayed(values)
             if result is not MISS:
                 return result
-    result = captured.fast_paths.call(values) if is_plain else MISS
+    if captured.decisions is not None and is_plain:
+        result = _by_answers(captured, values)
+    else:
+        result = captured.fast_paths.call(values) if is_plain else MISS
     return result if result is not MISS else dispatch(captured, values, now)
+
+
+def _by_answers(captured: Captured, values: Values) -> Any:
+    """The result of a call by a fast path for all numbers of which the body's questions have the same answers."""
+    standing, thread = captured.decisions.standing(values), threading.get_ident()
+    before = captured.under_way.get(thread)
+    captured.under_way[thread] = values
+    try:
+        return captured.fast_paths.call(standing)
+    finally:
+        if before is None:
+            captured.under_way.pop(thread, None)
+        else:
+            captured.under_way[thread] = before
 
 
 def _straight(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,7 +224,8 @@ def _dispatch(captured: Captured, values: Values, now: Here) -> Any:
         if measured is None or not measured.wants_body:
             goes_on = _GoesOn(captured, entry)
             on_trial = measured is not None and not entry.has_reads  # else what goes on in Python is timed there
-            captured.fast_paths.add(captured, values, leaves, entry, now, goes_on, on_trial=on_trial)
+            standing = values if captured.decisions is None else captured.decisions.standing(values)
+            captured.fast_paths.add(captured, standing, leaves, entry, now, goes_on, on_trial=on_trial)
     return _go_on(captured, entry, values, leaves)
 
 
@@ -268,11 +288,17 @@ def _prepare(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf
         return START_OVER
     if is_cold and captured.lifts_left and (result := lift(captured, entry, bound, tree)) is not MISS:
         return done(result)
+    if is_cold and captured.decisions_left and decisions.begins(captured, entry, bound):
+        return START_OVER
     if is_cold and entry.phase != "cold":
         return GO_ON
     if is_cold:
         if captured.hopeless is not None or not captured.budget.allows(entry.key):
             return done(run_without_key(captured, entry, bound))
+        if captured.decisions is not None:
+            entry.trusts_store = False  # a watched run has to show what comes of numbers
+            if captured.decisions.forbids(values):
+                return done(run_eagerly(captured, bound, "a number counts for more than a choice of ways"))
         phase = load(captured, entry, leaves)
         if phase == "cold":
             return done(_first_look(captured, entry, bound, tree))
@@ -379,7 +405,7 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
         return done(run_at_limit(captured, entry, bound, tree, pattern))
     if inputs.shares_with_state(bound, entry.plans()):
         return done(_overlapping(captured, entry, bound.values, bound.leaves))
-    if tells_apart(captured, entry, entry.places):
+    if tells_apart(captured, entry, entry.places) or not decisions.hold(captured, entry, bound):
         return START_OVER
     if not (entry.nodes or entry.has_read_again or tree.backend.executes_recording_runs):
         return done(read_once_more(captured, entry, bound, tree))
@@ -539,6 +565,7 @@ class _GoesOn:
 
     def replay(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
         """Run a recording that was found to fit."""
+        values = self.captured.own_values(values)
         if node.reads:
             return self._follow(node, tree, values, leaves)
         return finish(replay(self.captured, node, tree, values, leaves, None), leaves)
@@ -573,6 +600,7 @@ class _GoesOn:
 
     def raised(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf], error: BaseException) -> Any:
         """A replay ended in an error."""
+        values = self.captured.own_values(values)
         commit = Commit(self.captured, node, tree, values, leaves)
         if not commit.was_stopped():
             raise error
@@ -583,6 +611,7 @@ class _GoesOn:
         state is a mode, such as a block that keeps parametrized weights."""
         if here() is None:
             return MISS
+        values = self.captured.own_values(values)
         if not entry.payoff.wants_body:
             return guarded(self.captured, values, _ready, entry, leaves)
         if not is_measured(self.captured, entry):

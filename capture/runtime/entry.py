@@ -119,6 +119,8 @@ class Entry:
     steadiness: Steadiness = field(factory=Steadiness)
     times_read: Counter[tuple[str, ...]] = field(factory=Counter)
     """How many watched runs read these values."""
+    asks_no_more: bool = False
+    """It was shown that of the numbers that its key leaves out only answers count (``decisions``)."""
     warmups_left: int = 0
     differing_runs: int = 0
     settling: int = 0

@@ -131,6 +131,7 @@ def _lifted(
     if watched is None:
         captured.lifts_left = 0  # the code is the same with other numbers
         return None
+    captured.decisions_left = 0  # nothing asks them anything
     now, then = [bound.values[at] for at in positions], [numbers.number_of(twin.key[1][at]) for at in positions]
     node, twin_node = (
         _node_at_root(captured, each, numbers.with_numbers(bound.values, positions, own), bound.leaves, tree)

@@ -6,6 +6,8 @@ numbers again (``-lr``, ``1 - lr * decay``); operators take their values without
 or looking something up by it makes ``is_read`` true: the body may take another way for another number. What reads a
 number in C and calls no method of it stays unnoticed here, above all indices and lengths of ``range``, which take the
 value of an ``int``: a second run with another number has to tell (``numbers.noted_run``).
+
+Where a run ``asks``, a comparison is no reason to give up: it is kept as a question with its answer (``decisions``).
 """
 
 from __future__ import annotations
@@ -24,8 +26,15 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow,
 }  # fmt: skip
 _UNARY: dict[str, Callable[[Any], Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": operator.abs}
+_ASKING: dict[str, Callable[..., Any]] = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+    "bool": bool, "value": operator.pos,
+}  # fmt: skip
 _MOST = 256
 """Formulas of one run. A body that computes more numbers than that does not pass them on as they are."""
+_MOST_QUESTIONS = 32
+_FEW = 2  # remainders: what is divided by this is told by the remainder itself
+_LARGEST = 1 << 53
 
 
 @frozen(eq=False)
@@ -44,11 +53,33 @@ class Formula:
         found: Number = _do(self.operation, [_value_of(one, numbers) for one in self.operands])
         return found
 
+    def text(self) -> str:
+        """Equal for equal formulas of any run."""
+        return f"{self.operation}({', '.join(map(_text_of, self.operands))})"
+
     def origins(self) -> frozenset[int]:
         """Positions of the numbers that it is made of."""
         if not self.operation:
             return frozenset(self.operands)
         return frozenset().union(*(one.origins() for one in self.operands if type(one) is Formula))
+
+
+@frozen
+class Question:
+    """What Python code asks of numbers, such as ``step % 4 == 0``. ``operands``: formulas or numbers; ``text`` is equal
+    for equal questions."""
+
+    operation: str
+    operands: tuple[Any, ...] = field(eq=False)
+    text: str
+
+    def answer(self, numbers: Sequence[Number]) -> Any:
+        """For these numbers of a call. Raises what Python does."""
+        return _ASKING[self.operation](*[_value_of(one, numbers) for one in self.operands])
+
+
+def _text_of(operand: Any) -> str:
+    return operand.text() if type(operand) is Formula else f"{type(operand).__name__} {operand!r}"
 
 
 def _value_of(operand: Any, numbers: Sequence[Number]) -> Any:
@@ -70,6 +101,10 @@ class Noting:
 
     is_read: bool = False
     formulas: dict[Any, Formula] = field(factory=dict)
+    asks: bool = False
+    """Comparisons are questions."""
+    questions: dict[Question, Any] = field(factory=dict)
+    """With their answers, in the order in which they came."""
 
     def noted(self, value: Number, formula: Formula) -> Any:
         """The number, to be given to the body."""
@@ -89,10 +124,23 @@ class Noting:
         """The result of arithmetic on noted and plain numbers."""
         plain = [_plain(one) for one in operands]
         result = _do(operation, plain)
+        formula = Formula(operation, tuple(getattr(one, "formula", one) for one in operands))
+        if self.asks and type(result) in _PLAIN and abs(result) < _LARGEST:
+            if operation == "mod" and type(result) is int and type(plain[1]) is int and 0 < plain[1] <= _FEW:
+                return self.asked("value", (formula,), result)
+            return self.noted(result, formula)
         if type(result) not in _PLAIN or (type(result) is int and not _is_told_apart(operation, operands)):
             self.is_read = True
             return result
-        return self.noted(result, Formula(operation, tuple(getattr(one, "formula", one) for one in operands)))
+        return self.noted(result, formula)
+
+    def asked(self, operation: str, operands: Sequence[Any], answer: Any) -> Any:
+        """Keep a question. Gives its answer."""
+        given = tuple(getattr(one, "formula", one) for one in operands)
+        question = Question(operation, given, f"{operation}({', '.join(map(_text_of, given))})")
+        self.questions.setdefault(question, answer)
+        self.is_read = self.is_read or len(self.questions) > _MOST_QUESTIONS
+        return answer
 
 
 def _is_told_apart(operation: str, operands: Sequence[Any]) -> bool:
@@ -130,6 +178,9 @@ def _reading(kind: type, name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any) -> Any:
         result = plain(self, *args)
         if result is not NotImplemented:  # else Python asks the other operand, such as a tensor
+            asked = name.strip("_")
+            if self.noting.asks and asked in _ASKING and all(type(one) in (*_PLAIN, *_KINDS) for one in args):
+                return self.noting.asked(asked, (self, *args), result)
             self.noting.is_read = True
         return result
 

@@ -9,6 +9,7 @@ from capture.core.findings import Severity
 from capture.core.plan import CapturePlan
 from capture.runtime import eviction, planning, record
 from capture.runtime.captured import Captured
+from capture.runtime.decisions import hold
 from capture.runtime.entry import RETRIES, Entry
 from capture.runtime.limits import WAITS, too_large_plan
 from capture.runtime.phases import enter, load, settle
@@ -47,6 +48,8 @@ def bring_to_replay(
                 plan = too_large_plan(captured, too_large)
                 captured.report(plan)
                 return because(plan)
+            if not hold(captured, entry, call):
+                return Outcome("skipped", "more than some answers comes of a number")
             record_undone(captured, entry, call, tree)
             together = entry.plan is not None and entry.plan.collectives
             if together and not tree.backend.executes_recording_runs:  # it was captured, and nothing has run
