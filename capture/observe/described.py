@@ -46,8 +46,9 @@ class KeptLeaf:
     value: Any
     kind: LeafKind
     source: int | str | None = None
-    read: int | None = None
-    """Of a number that the host reads anew in each call: the number of the read, among those of the run."""
+    read: int | tuple[int, str] | None = None
+    """Of a number that the host reads anew in each call: the number of the read, among those of the run; and how it
+    follows from the read, if it is computed."""
 
 
 def kinds_of(leaves: Sequence[KeptLeaf]) -> dict[int, TensorKind]:

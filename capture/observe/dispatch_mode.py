@@ -249,7 +249,7 @@ class ObserveMode(BreakNotes):
         if place is None:
             return read_text(result)
         text = f"{returned_value.RETURNED}{place[0]}"
-        if place[1]:
+        if place[1] or returned_value.is_computed(text):
             self.trace.kept[len(self.trace.reads)] = (result, place[1])
         return text
 

@@ -38,7 +38,8 @@ from capture.key.tensor_meta import alias_groups, storage_of, tensor_info
 from capture.observe import gradient_uses, written_lines
 from capture.observe.described import MADE, DescribedRun, ImplicitInput, KeptEffect, KeptLeaf, kinds_of
 from capture.observe.dropped import empty_dropped
-from capture.observe.kept_value import KeptReads
+from capture.observe.kept_value import KeptReads, is_value_of
+from capture.observe.operator_schema import read_text
 from capture.observe.result_objects import identity_text, is_copied, is_used_up, is_value
 from capture.observe.returned_value import returned_at
 from capture.observe.run import ObservedRun, collections_of_old
@@ -293,6 +294,7 @@ def effects_of(watched: ObservedRun, classify: Classifier) -> tuple[list[KeptEff
     facts: list[Effect] = []
     reads, effects = KeptReads(watched), list[KeptEffect]()
     for change in [*watched.changed, *_made_again(watched), *reads.unchanged()]:
+        change = reads.without_amount(change)
         left = () if change.amount is not None else pytree.leaves(change.after, change.source.path)
         effects.append(KeptEffect(change, tuple(classify.leaf(p, v) for p, v in left)))
     for effect in reads.marked(effects):
@@ -508,8 +510,17 @@ def _unmatched(watched: ObservedRun) -> list[str]:
 def _outputs(watched: ObservedRun, classify: Classifier) -> list[KeptLeaf]:
     """All leaves of the result."""
     leaves = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
-    returned = returned_at(watched.watch.trace.reads)
-    reads = {watched.call.place_in_result(one): number for number, several in returned.items() for one in several}
+    trace, values = watched.watch.trace, {leaf.path: leaf.value for leaf in leaves}
+    reads: dict[str, int | tuple[int, str]] = {}
+    for number, several in returned_at(trace.reads).items():
+        found: dict[str, int | tuple[int, str]] = {}
+        for place, formula in several:
+            path = watched.call.place_in_result(place)
+            found[path] = (number, formula) if formula else number
+            if formula and not is_value_of(trace, number, formula, values.get(path)):
+                trace.reads[number], found = read_text(trace.kept[number][0]), {}
+                break
+        reads |= found
     return [evolve(leaf, read=reads[leaf.path]) if leaf.path in reads else leaf for leaf in leaves]
 
 

@@ -11,15 +11,26 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from capture.key.packages import package_of
 from capture.observe.described import KeptEffect, KeptLeaf
 from capture.observe.operator_schema import read_text
-from capture.observe.returned_value import Kept, as_returned
+from capture.observe.returned_value import Kept, as_returned, computed
 from capture.observe.run import ObservedRun
-from capture.state.effects import UsesOfNames, names_holding, uses_of_names
+from capture.observe.trace import RunTrace
+from capture.state.effects import UsesOfNames, is_only_counted, names_holding, uses_of_names
 from capture.state.snapshot import Change
+from capture.state.source import Source
+
+
+@frozen(eq=False)
+class _Found:
+    """What a leaf is: the read, with its formula, its value, and where it was put."""
+
+    read: int | tuple[int, str]
+    value: Any
+    place: Kept
 
 
 @define
@@ -28,9 +39,22 @@ class KeptReads:
 
     watched: ObservedRun
     _uses: UsesOfNames = field(init=False)
+    _counted: dict[int, Change] = field(factory=dict)
+    """Changes by an amount that may be the read, by ``id`` of their sources."""
 
     def __attrs_post_init__(self) -> None:
         self._uses = uses_of_names(self.watched.ran) if self.watched.watch.trace.kept else UsesOfNames()
+
+    def without_amount(self, change: Change) -> Change:
+        """A number to which the body adds one that it reads: another one in each call."""
+        is_sum = change.amount is not None and any(
+            place.adds and self._is_place(place, change.source)
+            for _, places in self.watched.watch.trace.kept.values() for place in places
+        )  # fmt: skip
+        if not is_sum:
+            return change
+        self._counted[id(change.source)] = change
+        return evolve(change, amount=None)
 
     def unchanged(self) -> Iterator[Change]:
         """Places that hold the same number as before the run: by the next call it is another one."""
@@ -48,29 +72,39 @@ class KeptReads:
         """The effects, with the leaves that hold such a number marked by that of the read. Reads whose number is not
         found are compared."""
         trace = self.watched.watch.trace
-        reads: dict[int, int] = {}
+        reads: dict[int, _Found] = {}
         for number, (value, places) in trace.kept.items():
             wanted = as_returned(trace.reads[number], value)
-            found = [self._leaves(place, effects, wanted) for place in places]
+            found = [self._leaves(place, effects, computed(place.formula, wanted)) for place in places]
             leaves = [id(leaf) for several in found for leaf in several or ()]
             if None in found or len(set(leaves)) < len(leaves) or not reads.keys().isdisjoint(leaves):
                 trace.reads[number] = read_text(value)
-            else:
-                reads |= dict.fromkeys(leaves, number)
-        return [self._marked(one, reads) for one in effects] if reads else list(effects)
+                continue
+            for place, several in zip(places, found, strict=True):
+                one = _Found((number, place.formula) if place.formula else number, wanted, place)
+                reads |= dict.fromkeys(map(id, several or ()), one)
+        return [self._marked(one, reads) for one in effects]
 
-    def _marked(self, effect: KeptEffect, reads: Mapping[int, int]) -> KeptEffect:
+    def _marked(self, effect: KeptEffect, reads: Mapping[int, _Found]) -> KeptEffect:
         if reads.keys().isdisjoint(map(id, effect.leaves)):
-            return effect
-        change, changed = evolve(effect.change, is_read_anew=True), self.watched.changed
-        was = any(one is effect.change for one in changed)
-        changed[:] = [change if one is effect.change else one for one in changed] + [change] * (not was)
-        return KeptEffect(change, tuple(evolve(leaf, read=reads.get(id(leaf))) for leaf in effect.leaves))
+            counted = self._counted.get(id(effect.change.source))
+            return effect if counted is None else KeptEffect(counted, ())
+        adds = any(one.place.adds for one in (reads[id(leaf)] for leaf in effect.leaves if id(leaf) in reads))
+        was = self._counted.get(id(effect.change.source), effect.change)
+        change, changed = evolve(effect.change, is_read_anew=True, adds_read=adds), self.watched.changed
+        is_there = any(one is was for one in changed)
+        changed[:] = [change if one is was else one for one in changed] + [change] * (not is_there)
+        return KeptEffect(change, tuple(_with_read(leaf, reads.get(id(leaf))) for leaf in effect.leaves))
 
     def _leaves(self, place: Kept, effects: Sequence[KeptEffect], value: Any) -> list[KeptLeaf] | None:
         """The leaves that hold it there. None if others do, or code of the run may look at what is there."""
         for effect in effects:
             if self._is_at(place, effect.change):
+                if place.adds:
+                    before = effect.change.before
+                    if type(before) not in (int, float):
+                        return None
+                    value = before + value
                 leaves = [leaf for leaf in effect.leaves if leaf.kind == "python" and _same(leaf.value, value)]
                 return leaves if len(leaves) == place.count else None
         return None
@@ -80,9 +114,15 @@ class KeptReads:
             members = change.members
             return members is not None and members.is_free and members.container is place.holder
         source = change.source
-        if change.container or source.kind != place.kind or source.name != place.name or self._uses.is_computed:
+        if change.container or not self._is_place(place, source) or self._uses.is_computed:
             return False
-        return source.holder is place.holder and not self._is_read(place)
+        if place.adds:
+            return is_only_counted(self.watched.before, source, self._uses)
+        return not self._is_read(place)
+
+    @staticmethod
+    def _is_place(place: Kept, source: Source) -> bool:
+        return source.kind == place.kind and source.name == place.name and source.holder is place.holder
 
     def _is_read(self, place: Kept) -> bool:
         if place.kind == "attribute":
@@ -92,6 +132,20 @@ class KeptReads:
         return not names or any(
             self._uses.is_read(name, ()) or self._uses.is_read((name, place.name), ()) for name in names
         )
+
+
+def _with_read(leaf: KeptLeaf, found: _Found | None) -> KeptLeaf:
+    """The leaf of a sum is what is added."""
+    if found is None:
+        return evolve(leaf, read=None)
+    value = computed(found.place.formula, found.value) if found.place.adds else leaf.value
+    return evolve(leaf, read=found.read, value=value)
+
+
+def is_value_of(trace: RunTrace, number: int, formula: str, value: Any) -> bool:
+    """The body returned this, which it computed of the value that it read."""
+    read = as_returned(trace.reads[number], trace.kept[number][0])
+    return _same(computed(formula, read), value)
 
 
 def _same(one: Any, other: Any) -> bool:

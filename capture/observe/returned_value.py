@@ -6,7 +6,9 @@ from there on, through every way that the code can take to its ``return``, the v
 local names, and new tuples, lists and dicts. So it is in the functions that called this one, up to the body, where each
 is known to call the next one, not to have it called by code in C. Calls and operations on other values may come in
 between, such as the next metric. The value may be kept on the way: appended to a list, or put on an attribute or into a
-dict that the code names (``kept_value`` looks whether something depends on what is there). What takes the value itself,
+dict that the code names (``kept_value`` looks whether something depends on what is there), or added to a number there.
+Python may compute another number of it first, with numbers that are the same in each call (``loss.item() * len(x)``):
+the result of each replay is computed, too. What else takes the value itself,
 another name that others see, or a call that may look at local names ends the search, and the value is compared.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import operator
 import os
 import sys
 import types
@@ -40,9 +43,14 @@ _BODY_RUNS_IN = (_HERE + "state/call.py", _HERE + "key/signature.py")
 RETURNED = "returned as "
 """``Facts.reads`` has such a value with this prefix."""
 _KINDS: dict[str, Any] = {"float": float, "int": int, "bool": bool}
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
+}  # fmt: skip
+_IS = "="
+_MOST_STEPS = 4
 _AND = "; "
 _KEPT = "kept"
-_NO_KEY = frozenset(".;")
+_NO_KEY = frozenset(".;=")
 _MOST_FRAMES = 12
 _MOST_STATES = 2_000
 
@@ -75,6 +83,22 @@ class _Made:
 
 
 @frozen
+class _Computed:
+    """A number that follows from the value. ``steps``: an operation, its other operand, and whether that is the left
+    one."""
+
+    steps: tuple[tuple[str, _Constant | _Name, bool], ...]
+
+
+@frozen
+class _Sum:
+    """What was in a ``place``, and such a number."""
+
+    place: _Name
+    added: _Read | _Computed
+
+
+@frozen
 class _Stored:
     """The value was put where others can see it: ``append`` to what the code names, or on an ``attribute`` or as an
     ``item`` of it."""
@@ -83,23 +107,28 @@ class _Stored:
     holder: _Name
     name: Any = field(eq=repr)
     count: int
+    value: _Read | _Computed = field(factory=_Read)
+    adds: bool = False
+    """It was added to what was there."""
 
 
 @frozen(eq=False)
 class Kept:
-    """The same, with the object. ``count``: places in what was put there."""
+    """The same, with the object. ``count``: places in what was put there; ``formula``: see ``computed``."""
 
     kind: str
     holder: Any
     name: Any
     count: int
+    formula: str = ""
+    adds: bool = False
 
 
 class _Refused(Exception):
     """The value may be used."""
 
 
-Value = _Read | _Constant | _Name | _Made | None
+Value = _Read | _Constant | _Name | _Made | _Computed | _Sum | None
 """None: another value, of which nothing is known."""
 _LOADS = (
     "LOAD_FAST",
@@ -147,7 +176,10 @@ def place_of_read(value: Any) -> tuple[str, list[Kept]] | None:
         more = None if found is None else [_kept(frame, one) for one in found[1]]
         if found is None or more is None or None in more:
             return None
-        left = found[0]
+        try:
+            left = _with_numbers(frame, found[0])
+        except _Refused:
+            return None
         kept += [one for one in more if one is not None]
         if not _holds_read(left):
             break
@@ -238,9 +270,44 @@ def _resolved(frame: types.FrameType, name: Value) -> Any:
     return value
 
 
+def _with_numbers(frame: types.FrameType, value: Value) -> Value:
+    """The same with the numbers that this frame computes with in the place of their names."""
+    if isinstance(value, _Made):
+        return _Made(tuple([(name, _with_numbers(frame, one)) for name, one in value.members]))
+    if not isinstance(value, _Computed):
+        return value
+    steps = []
+    for operation, operand, is_left in value.steps:
+        number = operand.value if isinstance(operand, _Constant) else _number(frame, operand)
+        if type(number) not in (int, float):
+            raise _Refused
+        steps.append((operation, _Constant(number), is_left))
+    return _Computed(tuple(steps))
+
+
+def _number(frame: types.FrameType, name: _Name) -> Any:
+    """A number that this frame has now, by a name or as the size of a tensor or container."""
+    value, steps = _resolved(frame, _Name(name.kind, name.name)), list(name.steps)
+    for kind, step in steps[:1]:
+        if kind == "len" and type(value) in (list, tuple, dict):
+            return len(value)
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return None
+        sizes = tuple(value.shape)
+        if kind == "len":
+            return sizes[0] if sizes else None
+        at = step if kind == "size" else steps[1][1] if (kind, step) == ("attribute", "shape") and steps[1:] else None
+        return sizes[at] if type(at) is int and -len(sizes) <= at < len(sizes) else None
+    return value
+
+
 def _kept(frame: types.FrameType, stored: _Stored) -> Kept | None:
     """None where code of users may run, or what it is put on is not known."""
     holder = _resolved(frame, stored.holder)
+    try:
+        formula = _formula(_with_numbers(frame, stored.value))
+    except _Refused:
+        return None
     if stored.kind == "append":
         plain = type(holder) in (list, deque)
     elif stored.kind == "item":
@@ -251,7 +318,7 @@ def _kept(frame: types.FrameType, stored: _Stored) -> Kept | None:
         is_known = own is torch.nn.Module.__setattr__ or type(own) is types.WrapperDescriptorType
         plain = is_known and not hasattr(type(inspect.getattr_static(kind, stored.name, None)), "__set__")
         plain = plain and holder is not None and not isinstance(holder, (type, types.ModuleType, torch.Tensor))
-    return Kept(stored.kind, holder, stored.name, stored.count) if plain else None
+    return Kept(stored.kind, holder, stored.name, stored.count, formula, stored.adds) if plain else None
 
 
 def _code_of(value: Any) -> types.CodeType | None:
@@ -390,17 +457,40 @@ def _put_elsewhere(step: dis.Instruction, stack: Sequence[Value]) -> tuple[tuple
         name = taken[0]
         if name.steps[-1:] != (("attribute", "append"),):
             return None
-        return (*below, None), _Stored("append", evolve(name, steps=name.steps[:-1]), None, _count(taken[-1]))
+        put = _Stored("append", evolve(name, steps=name.steps[:-1]), None, _count(taken[-1]), _one_of(taken[-1]))
+        return (*below, None), put
     if step.opname == "BINARY_OP" and step.argrepr == "+=" and isinstance(taken[1], _Made):
         grown, is_list = taken[0], not any(isinstance(key, str) for key, _ in taken[1].members)
         if not isinstance(grown, _Name) or not is_list:
             return None
-        return (*below, grown), _Stored("append", grown, None, _count(taken[1]))
-    if step.opname == "STORE_ATTR" and isinstance(taken[1], _Name) and isinstance(taken[0], _Read):
-        return below, _Stored("attribute", taken[1], step.argval, 1)
-    if step.opname == "STORE_SUBSCR" and isinstance(taken[0], _Read) and isinstance(taken[1], _Name):
-        return (below, _Stored("item", taken[1], taken[2].value, 1)) if isinstance(taken[2], _Constant) else None
+        return (*below, grown), _Stored("append", grown, None, _count(taken[1]), _one_of(taken[1]))
+    if len(taken) < 2 or not isinstance(taken[0], (_Read, _Computed, _Sum)) or not isinstance(taken[1], _Name):
+        return None
+    if step.opname == "STORE_ATTR":
+        return below, _put("attribute", taken[1], step.argval, taken[0])
+    if step.opname == "STORE_SUBSCR" and isinstance(taken[2], _Constant):
+        return below, _put("item", taken[1], taken[2].value, taken[0])
     return None
+
+
+def _put(kind: str, holder: _Name, name: Any, value: _Read | _Computed | _Sum) -> _Stored:
+    """The value is put there. A sum is put where its first number was."""
+    if not isinstance(value, _Sum):
+        return _Stored(kind, holder, name, 1, value)
+    if value.place != evolve(holder, steps=(*holder.steps, (kind, name))):
+        raise _Refused
+    return _Stored(kind, holder, name, 1, value.added, adds=True)
+
+
+def _one_of(value: Value) -> _Read | _Computed:
+    """The read, or what was computed of it, that these members are."""
+    if isinstance(value, (_Read, _Computed)):
+        return value
+    assert isinstance(value, _Made)
+    members = {_one_of(one) for _, one in value.members if one is not None}
+    if len(members) > 1:
+        raise _Refused
+    return members.pop()
 
 
 def _done(
@@ -437,6 +527,11 @@ def _done(
         stack.append(_dict(values[::2], values[1::2]))
     elif name == "UNPACK_SEQUENCE":
         stack += _members(taken(1)[0], range(count))[::-1]
+    elif name == "BINARY_OP" and len(stack) > 1 and any(map(_holds_read, stack[-2:])):
+        stack.append(_arithmetic(step.argrepr, *taken(2)))
+    elif name == "CALL" and count == 1 and (size := _size(stack[-3:])) is not None:
+        taken(3)
+        stack.append(size)
     elif name == "BINARY_SUBSCR" and len(stack) > 1 and _holds_read(stack[-2]):
         container, key = taken(2)
         stack += _members(container, [key.value if isinstance(key, _Constant) else _Read()])
@@ -465,12 +560,52 @@ def _do_more(
         stack[-1] = None
 
 
+def _arithmetic(written: str, left: Value, right: Value) -> Value:
+    """What Python computes of the read and another number, or of what is in a place and the read."""
+    operation, added = written.removesuffix("="), (_Read, _Computed)
+    if isinstance(left, _Name) and left.steps and operation == "+" and isinstance(right, added) and not _is_size(left):
+        return _Sum(left, right)
+    read, other = (right, left) if isinstance(right, added) else (left, right)
+    if (
+        (operation == "/" and read is right)
+        or operation not in _OPERATIONS
+        or not isinstance(read, added)
+        or not isinstance(other, (_Constant, _Name))
+    ):
+        raise _Refused
+    if isinstance(other, _Name) and other.steps and not _is_size(other):
+        raise _Refused  # what is there may be another one by now
+    steps = (*(read.steps if isinstance(read, _Computed) else ()), (operation, other, read is right))
+    if len(steps) > _MOST_STEPS:
+        raise _Refused
+    return _Computed(steps)
+
+
+def _is_size(name: _Name) -> bool:
+    return name.steps[0][0] in ("len", "size") or name.steps[0] == ("attribute", "shape")
+
+
+def _size(called: Sequence[Value]) -> _Name | None:
+    """``len(x)`` or ``x.size(0)``, by what is on the stack."""
+    if len(called) < 3 or any(map(_holds_read, called)):
+        return None
+    *callees, given = called
+    for one in callees:
+        if one == _Name("global", "len") and isinstance(given, _Name) and given.kind == "local" and not given.steps:
+            return evolve(given, steps=(("len", None),))
+        if isinstance(one, _Name) and one.kind == "local" and one.steps == (("attribute", "size"),):
+            return evolve(one, steps=(("size", given.value),)) if isinstance(given, _Constant) else None
+    return None
+
+
 def _only_read(value: Value) -> Value:
+    if isinstance(value, _Sum):
+        raise _Refused  # it is part of what was in a place
     return value if _holds_read(value) else None
 
 
 def _count(value: Value) -> int:
-    return sum(1 for _ in _places(value, ""))
+    return sum(_count(one) for _, one in value.members) if isinstance(value, _Made) else int(_holds_read(value))
 
 
 def _made(members: Sequence[tuple[Any, Value]]) -> Value:
@@ -497,12 +632,12 @@ def _members(container: Value, keys: Sequence[Any]) -> list[Value]:
 
 
 def _holds_read(value: Value) -> bool:
-    return isinstance(value, (_Read, _Made))
+    return isinstance(value, (_Read, _Made, _Computed, _Sum))
 
 
 def _places(made: Value, path: str) -> Iterator[str]:
-    if isinstance(made, _Read):
-        yield path
+    if isinstance(made, (_Read, _Computed)):
+        yield f"{path}{_formula(made)}"
     for name, member in made.members if isinstance(made, _Made) else ():
         yield from _places(member, f"{path}.{name}")
 
@@ -510,13 +645,58 @@ def _places(made: Value, path: str) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------ in a replay
 
 
-def returned_at(reads: Sequence[str]) -> dict[int, list[str]]:
-    """The places in the result of values that the body only returns or keeps, by the number of their read."""
-    return {
-        number: [place for place in _split(text)[1].split(_AND) if place != _KEPT]
-        for number, text in enumerate(reads)
-        if text.startswith(RETURNED)
-    }
+def _formula(value: Value) -> str:
+    """How a number follows from the read, as text; empty for the read itself."""
+    steps = value.steps if isinstance(value, _Computed) else ()
+    texts = []
+    for operation, operand, is_left in steps:
+        number: Any = operand.value if isinstance(operand, _Constant) else None
+        kind = type(number).__name__
+        if kind not in ("int", "float"):
+            raise _Refused
+        texts.append(f"{operation} {kind} {float.hex(number) if kind == 'float' else number}{' left' * is_left}")
+    return f"{_IS}{', '.join(texts)}" if texts else ""
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(formula: str) -> tuple[tuple[Callable[[Any, Any], Any], Any, bool], ...]:
+    steps = []
+    for step in formula.removeprefix(_IS).split(", ") if formula else ():
+        operation, kind, number, *left = step.split(" ")
+        operand: Any = float.fromhex(number) if kind == "float" else int(number)
+        steps.append((_OPERATIONS[operation], operand, bool(left)))
+    return tuple(steps)
+
+
+def computed(formula: str, value: Any) -> Any:
+    """What Python computes of a value that was read. Raises what it does."""
+    for operation, operand, is_left in _parsed(formula):
+        value = operation(operand, value) if is_left else operation(value, operand)
+    return value
+
+
+class AsReturned(dict[Any, Any]):
+    """Values that were read in a call, as the body returns or keeps them: by the number of the read, or that and a
+    formula."""
+
+    def __missing__(self, key: tuple[int, str]) -> Any:
+        return computed(key[1], self[key[0]])
+
+
+def returned_at(reads: Sequence[str]) -> dict[int, list[tuple[str, str]]]:
+    """The places in the result of values that the body only returns or keeps, each with its formula, by the number of
+    their read."""
+    found: dict[int, list[tuple[str, str]]] = {}
+    for number, text in enumerate(reads):
+        if text.startswith(RETURNED):
+            places = [one.partition(_IS) for one in _split(text)[1].split(_AND) if one != _KEPT]
+            found[number] = [(place, f"{sign}{formula}") for place, sign, formula in places]
+    return found
+
+
+def is_computed(text: str) -> bool:
+    """The body returns what it computes of the value."""
+    return _IS in text
 
 
 def as_returned(text: str, value: Any) -> Any:

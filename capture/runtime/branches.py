@@ -33,7 +33,7 @@ from capture.key.signature import Leaf
 from capture.native import native
 from capture.observe.islands import Outcome, answer, perform, settle
 from capture.observe.operator_schema import read_text
-from capture.observe.returned_value import RETURNED, as_returned
+from capture.observe.returned_value import RETURNED, AsReturned, as_returned
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.replay import Commit
@@ -245,9 +245,9 @@ class _Walk(Commit):
     @override
     def _built(self) -> Any:
         reads = enumerate(self.node.reads)
-        self.read_values = {
-            number: as_returned(text, self.read[number]) for number, text in reads if text.startswith(RETURNED)
-        }
+        self.read_values = AsReturned(
+            {number: as_returned(text, self.read[number]) for number, text in reads if text.startswith(RETURNED)}
+        )
         return super()._built()
 
     @override

@@ -95,12 +95,13 @@ def _once(changes: Sequence[Change]) -> list[Change]:
 def _counted(before: Snapshot, change: Change, uses: UsesOfNames) -> Change:
     """Numbers that the body added to and on which nothing else depends."""
     numbers = type(change.before) is int and type(change.after) is int
-    if numbers and not uses.is_computed and _is_only_counted(before, change.source, uses):
+    if numbers and not uses.is_computed and is_only_counted(before, change.source, uses):
         return evolve(change, amount=change.after - change.before)
     return change
 
 
-def _is_only_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:
+def is_only_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:
+    """The number in this place is only added to, and nothing else depends on it."""
     name, holder = source.name, source.holder
     packages: list[str] = []
     if source.kind == "closure":

@@ -121,6 +121,8 @@ class Change:
     """Of a container, where it is known how the members changed; ``after`` has the new ones, too."""
     is_read_anew: bool = False
     """Each call puts a number there that the host read, and nothing else depends on it."""
+    adds_read: bool = False
+    """Each call adds such a number to what is there."""
 
 
 def carries_graph(change: Change) -> bool:

@@ -73,6 +73,8 @@ class EffectSlot:
     anchor: Callable[[], Any] | None = None
     amount: int | None = None
     members: MembersMade | None = None
+    adds: bool = False
+    """The value is added to the number that is there."""
 
     @property
     def path(self) -> str:
@@ -126,7 +128,7 @@ class EffectSlot:
         stopped in the middle; or ``DONE``, where the body itself made the changes, and only its tensors may be
         others."""
         begun_with = next((saved for slot, saved in begun if slot is self), None) if begun else None
-        if self.amount is None and self.members is None:
+        if self.amount is None and self.members is None and not self.adds:
             is_there = begun_with is DONE and isinstance(self.skeleton, OwnContainer) and not self.skeleton.is_argument
             if not is_there:  # otherwise it would be read where the body has put another one by now
                 self.put_back(named_values, value, known)
@@ -146,13 +148,12 @@ class EffectSlot:
     def _go_on(self, named_values: Callable[[], dict[str, Any]], value: Any, begun_with: Any, begun: Begun) -> None:
         place = self.at(named_values)
         held = place.get()
-        if self.amount is not None:
+        if self.members is None:
             if begun_with is None:
                 begun_with = held
                 begun.append((self, begun_with))
-            place.set(begun_with + self.amount)
+            place.set(begun_with + (value if self.amount is None else self.amount))
             return
-        assert self.members is not None
         grows = self.members.is_free and getattr(held, "maxlen", None) is None
         if begun_with is None:
             begun_with = len(held) if grows else effects.members_of(held)
@@ -209,7 +210,7 @@ def slot_of_change(change: Change, skeleton: Any) -> EffectSlot:
     """The place of a change, and how it is made again."""
     members = change.members
     made = None if members is None else MembersMade(members.keys_now, members.recipe, members.is_free)
-    return evolve(effect_slot(change.source, skeleton), amount=change.amount, members=made)
+    return evolve(effect_slot(change.source, skeleton), amount=change.amount, members=made, adds=change.adds_read)
 
 
 def effect_slot(source: Source, skeleton: Any) -> EffectSlot:

@@ -88,8 +88,8 @@ class OutputPlan:
     kinds: tuple[tuple[int, TensorKind | WithoutGraph], ...]
     """By position, the leaves made by the body that are more than plain tensors."""
     constants: tuple[tuple[int, Any], ...]
-    reads: tuple[tuple[int, int], ...]
-    """By position, the number of the read whose value each call has there."""
+    reads: tuple[tuple[int, int | tuple[int, str]], ...]
+    """By position, the number of the read whose value each call has there, and how it follows from that."""
     empties: tuple[tuple[int, Geometry, torch.device], ...]
     repeats: tuple[tuple[int, int], ...]
     """Positions that hold the very object of an earlier position."""
@@ -263,7 +263,7 @@ class OutputPlan:
         values: list[Any] | None = None,
         again: bool = False,
         begun: Begun | None = None,
-        read: Mapping[int, Any] = _NOTHING_READ,
+        read: Mapping[Any, Any] = _NOTHING_READ,
     ) -> Any:
         """Result of a replay: builds every leaf, sets effects, and starts watching what is handed out. ``in_place``:
         the gradients of the last replay are still in place, nobody else has them, and this one wrote them. ``values``:
@@ -289,8 +289,8 @@ class OutputPlan:
         self._give_kinds(values)
         for position, value in self.constants:
             values[position] = value
-        for position, number in self.reads if read else ():
-            values[position] = read[number]
+        for position, which in self.reads if read else ():
+            values[position] = read[which]
         for position, first in self.repeats:
             values[position] = values[first]
         return self.finish(values, named_values, effects, begun)

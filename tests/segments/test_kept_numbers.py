@@ -95,6 +95,109 @@ def attributes() -> Program:
     return kept(body, last)
 
 
+def sums() -> Program:
+    stats: dict[str, Any] = {"loss": 0.0, "right": 0, "steps": 0}
+
+    def body(x: Tensor) -> Tensor:
+        y = x * 2
+        stats["loss"] += y.sum().item() * len(x)
+        stats["right"] += (y > 1).sum().item()
+        stats["steps"] += 1
+        return y
+
+    return kept(body, stats)
+
+
+def sums_on_an_object() -> Program:
+    meter = SimpleNamespace(total=0.0, count=0, percent=0.0)
+
+    def body(x: Tensor) -> Any:
+        y = x * 2
+        meter.total = meter.total + float(y.mean()) * x.size(0)
+        meter.count += x.shape[0]
+        meter.percent = 100.0 * y.mean().item() / x.shape[0]
+        return y
+
+    return kept(body, meter)
+
+
+def computed_and_appended() -> Program:
+    losses: list[float] = []
+    scale = 4
+
+    def body(x: Tensor) -> Any:
+        loss = (x * 2).sum().item() / 3
+        losses.append(loss * scale)
+        return {"loss": loss, "percent": 100 * loss - 1}
+
+    return kept(body, losses)
+
+
+def sum_that_is_looked_at() -> Program:
+    stats = {"loss": 0.0}
+
+    def body(x: Tensor) -> Any:
+        stats["loss"] += x.sum().item()
+        return x * 2 if stats["loss"] > 3 else x * 3
+
+    return kept(body, stats)
+
+
+def sum_that_is_returned() -> Program:
+    stats = SimpleNamespace(loss=0.0)
+
+    def body(x: Tensor) -> Any:
+        total = stats.loss + x.sum().item()
+        stats.loss = total
+        return x * 2, total
+
+    return kept(body, stats)
+
+
+def sum_of_another_place() -> Program:
+    stats = SimpleNamespace(loss=0.0, other=1.0)
+
+    def body(x: Tensor) -> Any:
+        stats.loss = stats.other + x.sum().item()
+        stats.other += 1.0
+        return x * 2
+
+    return kept(body, stats)
+
+
+def factor_that_moves() -> Program:
+    stats = SimpleNamespace(loss=0.0, count=0)
+
+    def body(x: Tensor) -> Any:
+        value = x.sum().item()
+        stats.count += 2
+        stats.loss = value * stats.count
+        return x * 2
+
+    return kept(body, stats)
+
+
+def factor_that_is_read() -> Program:
+    stats = SimpleNamespace(loss=0.0)
+
+    def body(x: Tensor) -> Any:
+        count = (x > 0).sum().item()
+        stats.loss += x.sum().item() * count
+        return x * 2
+
+    return kept(body, stats)
+
+
+def divisor() -> Program:
+    stats = SimpleNamespace(loss=0.0)
+
+    def body(x: Tensor) -> Any:
+        stats.loss = 1 / (x.sum().item() + 1000)
+        return x * 2
+
+    return kept(body, stats)
+
+
 def same_number_again() -> Program:
     last = SimpleNamespace(count=16)
 
@@ -236,6 +339,7 @@ def twice_in_one_list() -> Program:
     "make",
     [
         appended, appended_as_floats, appended_and_returned, added_lists, rows, attributes, same_number_again, items,
+        sums, sums_on_an_object, computed_and_appended,
     ],
 )  # fmt: skip
 def test_number_that_is_kept_is_read_anew(make: Kept) -> None:
@@ -246,12 +350,17 @@ def test_number_that_is_kept_is_read_anew(make: Kept) -> None:
 @pytest.mark.parametrize(
     "make",
     [
+        sum_that_is_looked_at, sum_that_is_returned, sum_of_another_place, factor_that_moves, divisor,
         looked_at_again, looked_at_by_a_helper, item_looked_at, by_a_property, by_its_own_append, on_some_ways,
         twice_in_one_list,
     ],
 )  # fmt: skip
 def test_number_on_which_more_depends_is_compared(make: Kept) -> None:
     assert recordings(compared(make)).replays == 0
+
+
+def test_number_that_is_computed_of_two_that_are_read_is_equal() -> None:
+    compared(factor_that_is_read)
 
 
 def test_a_training_step_logs_its_loss() -> None:

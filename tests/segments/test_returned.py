@@ -293,6 +293,9 @@ def test_a_default_device_stands_not_between() -> None:
 @pytest.mark.parametrize(
     "body",
     [
+        as_float_and_more,
+        own_float,
+        with_more_of_a_helper,
         alone,
         in_a_tuple,
         by_name,
@@ -333,8 +336,6 @@ def test_number_that_is_returned_below_a_mode_of_torch_functions() -> None:
     "body",
     [
         as_int_of_a_fraction,
-        as_float_and_more,
-        own_float,
         formatted,
         negated,
         looked_for,
@@ -348,7 +349,6 @@ def test_number_that_is_returned_below_a_mode_of_torch_functions() -> None:
         other_ways,
         by_code_in_c,
         by_code_in_c_alone,
-        with_more_of_a_helper,
         dropped,
     ],
 )
