@@ -206,7 +206,7 @@ def _varying(
     the values with the numbers of that one."""
     entries = captured.entries()
     first_place = len(captured.binder.names) - len(captured.binder.places)
-    for other in entries if len(entries) <= _MOST_ENTRIES else ():
+    for other in entries[::-1] if len(entries) <= _MOST_ENTRIES else ():
         if other is entry or other.phase not in ("warm", "ready") or other.region is not None or other.facts is None:
             continue
         if other.facts.islands or other.facts.collectives or len(other.key) != len(entry.key):

@@ -332,3 +332,20 @@ def test_undone_runs_leave_no_trace() -> None:
         return lambda n: (f(torch.randn(4), n), seen["n"], results)
 
     assert twins(program) > CALLS // 2
+
+
+def test_first_number_after_whose_answer_more_comes_of_it() -> None:
+    """A loop from 0 logs in its first step. The numbers after it show that answers are enough."""
+
+    def program(wrap: Wrap) -> Step:
+        lines: list[str] = []
+
+        @wrap
+        def f(x: Tensor, n: int) -> Tensor:
+            if n % 20 == 0:
+                lines.append(f"step {n}")
+            return torch.relu(x) + 1
+
+        return lambda n: (f(torch.randn(4), n - 1), lines)
+
+    assert twins(program) > CALLS // 2
