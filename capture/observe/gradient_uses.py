@@ -73,7 +73,9 @@ def obstacles(
         obstacles_found.append(GradientObstacle(path=None, reason="the body is recomputed in the backward pass"))
     before = watched.before
     state = {id(one) for _, one in before.entered} | {id(one) for _, one, _ in before.members}
-    keeper = kept_by_nodes.keeper(nodes, state)
+    plain = [one for _, one in watched.arguments if type(one) is torch.Tensor and one.layout is torch.strided]
+    own = {id(one.untyped_storage()) for one in plain if not one.is_nested}.union(watched.watch.alive())
+    keeper = kept_by_nodes.keeper(nodes, state, own)
     if keeper is not None:
         reason = f"{keeper.__qualname__} keeps tensors in attributes of its ctx, apart from save_for_backward()"
         obstacles_found.append(GradientObstacle(path=None, reason=reason))

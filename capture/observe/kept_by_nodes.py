@@ -17,29 +17,45 @@ import torch
 
 from capture.key.pytree import PLAIN_TYPES
 from capture.torch_private.autograd import function_of
+from capture.torch_private.subclasses import is_wrapper
 
 _MOST = 10_000  # objects that are looked at
 
 
-def keeper(nodes: Iterable[Any], known: Collection[int]) -> type | None:
+def keeper(nodes: Iterable[Any], known: Collection[int], own: Collection[int]) -> type | None:
     """The function of one of these nodes that keeps tensors in attributes; None if there is none.
 
-    ``known``: objects of Python state, by ``id``: what they hold is found there in each call."""
+    ``known``: objects of Python state, by ``id``: what they hold is found there in each call. ``own``: storages of
+    arguments and of what the run made, by ``id``."""
     for node in nodes:
         kind = function_of(node)
-        if kind is not None and _reaches_tensors(list(getattr(node, "__dict__", {}).values()), known):
+        if kind is not None and _reaches_tensors(list(getattr(node, "__dict__", {}).values()), known, own):
             return kind
     return None
 
 
-def _reaches_tensors(stack: list[Any], known: Collection[int]) -> bool:
+def _may_change(tensor: torch.Tensor, own: Collection[int]) -> bool:
+    """Not a table of numbers that was there before, as the ranks of a device mesh are."""
+    if (
+        tensor.is_floating_point()
+        or tensor.is_complex()
+        or tensor.layout is not torch.strided
+        or is_wrapper(type(tensor))
+    ):
+        return True
+    return id(tensor.untyped_storage()) in own
+
+
+def _reaches_tensors(stack: list[Any], known: Collection[int], own: Collection[int]) -> bool:
     """A tensor hangs on one of these objects. More objects than can be looked at count as one."""
     seen = set[int]()
     kept = list[Any]()  # so that no ``id`` is used twice
     while stack:
         value = stack.pop()
         if isinstance(value, torch.Tensor):
-            return True
+            if _may_change(value, own):
+                return True
+            continue
         if type(value) in PLAIN_TYPES or id(value) in seen or id(value) in known:
             continue
         if len(seen) >= _MOST:

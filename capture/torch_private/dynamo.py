@@ -11,8 +11,12 @@ from capture.torch_private.monkeypatch import replaced
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
 """Packages whose classes count what was compiled."""
-COMPILE = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "torch._inductor.async_compile")
-"""Modules whose functions compile: Dynamo forward passes, Inductor backward passes, too, as late as these run first."""
+COMPILE = (
+    "torch._dynamo.convert_frame", "torch._inductor.compile_fx", "torch._inductor.async_compile",
+    "torch.jit._builtins", "torch.jit._recursive", "torch.jit.frontend",
+)  # fmt: skip
+"""Modules whose functions compile: Dynamo forward passes, Inductor backward passes, too, as late as these run first,
+and TorchScript what some operators of a device are made of (``gru_cell``)."""
 RUN_COMPILED = ("torch._dynamo.", "torch._inductor.", "torch._functorch._aot_autograd.")
 """Beginnings of modules that, as Triton does, look after what they read of their own, which may be another object in
 every call: counters, the allocator that Inductor gives to Triton. What they call counts as before: the pieces that were

@@ -258,3 +258,32 @@ def test_a_conjugate_that_the_backward_pass_needs_is_recorded() -> None:
     mine, theirs = captured_twins(Net)
     both(forward_and_back, mine, theirs)
     replayed(mine)
+
+
+class _Ranked(torch.autograd.Function):
+    """Keeps a table that was there before: a device mesh among the attributes of a DTensor is like this."""
+
+    TABLE = torch.arange(4, device=DEVICE)
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.table = SimpleNamespace(ranks=_Ranked.TABLE)
+        return x * 2
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * (1 + ctx.table.ranks.numel())
+
+
+def test_a_table_that_was_there_before_is_no_tensor_of_the_run() -> None:
+    apply: Any = _Ranked.apply
+    weight, twin = (torch.ones(3, device=DEVICE, requires_grad=True) for _ in range(2))
+    f = capture(lambda x: apply(x * weight))
+    for number in range(8):
+        x = torch.full((3,), float(number), device=DEVICE)
+        f(x).sum().backward()
+        apply(x * twin).sum().backward()
+        assert bits(weight.grad) == bits(twin.grad)
+    assert recordings(f).replays >= 3, str(recordings(f))

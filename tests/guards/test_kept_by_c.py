@@ -21,7 +21,7 @@ import torch
 from typing_extensions import override
 
 from capture import capture, recordings
-from tests.support.device import DEVICE
+from tests.support.device import AGAIN, DEVICE
 
 Body = Callable[[torch.Tensor], torch.Tensor]
 Made = tuple[Body, Callable[[], object]]
@@ -453,5 +453,5 @@ def test_a_lazy_module_is_recorded_once_it_knows_its_sizes() -> None:
             x = torch.arange(3.0, device=DEVICE) + number
             given = model(x)
             assert torch.equal(given, torch.nn.functional.linear(x, model[0].weight, model[0].bias).relu()), number
-    assert recordings(model).replays > 4
+    assert recordings(model).replays >= 5 - AGAIN
     assert not any(one.code == "CG905" for one in recordings(model).findings)

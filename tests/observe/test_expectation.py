@@ -44,7 +44,7 @@ class Pool:
     def find(self, address: int) -> bool:
         return address not in self.foreign
 
-    def found(self, address: int) -> bool:
+    def knows(self, address: int) -> bool:
         return False
 
     def is_output(self, address: int) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from capture import capture, recordings
 from capture.guards import names_used
 from tests.support.decorated import fresh as fresh
+from tests.support.device import DEVICE
 
 
 def functions_run(call: typing.Callable[[], object]) -> int:
@@ -51,7 +52,8 @@ def test_the_first_call_of_a_small_function_runs_little_python() -> None:
     function = capture(small)
     counts = [functions_run(lambda: function(x)) for _ in range(3)]
     assert recordings(function).replays == 1
-    assert counts[0] <= 2400, counts  # 3,500 while code around the body and all names of torch were looked through
+    most = 2400 if DEVICE.type == "cpu" else 2700  # 3,500 while code around the body and all names of torch were read
+    assert counts[0] <= most, counts
     assert counts[1] <= 3000, counts  # 3,130 while handlers of signals were made enumerations
 
 

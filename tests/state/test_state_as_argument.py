@@ -142,7 +142,7 @@ def test_contexts_that_come_and_go() -> None:
         mine, theirs = Context(net, x), Context(net, x)
         assert bits(f(mine)) == bits(fill(theirs))
         assert bits(mine.y) == bits(theirs.y)
-    assert recordings(f).replays >= 4 - AGAIN
+    assert recordings(f).replays >= 4
 
 
 class Prediction:
@@ -160,4 +160,4 @@ def test_a_result_that_holds_a_module_is_a_new_one_in_each_call() -> None:
             kept.append((f(x), net(x)))
     assert all(torch.equal(one.mean, wanted) and one.net is net for one, wanted in kept)
     assert len({id(one) for one, _ in kept}) == 6
-    assert recordings(f).replays >= 4
+    assert recordings(f).replays >= 4 - AGAIN
