@@ -53,12 +53,15 @@ def names() -> list[str]:
 
 def bits(value: Any) -> Any:
     """All that makes two results equal bit for bit."""
+    import numpy as np
     import torch
 
     if isinstance(value, torch.Tensor):
         plain = value.detach().to("cpu").resolve_conj().contiguous()
         raw = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
         return str(value.dtype), tuple(value.shape), value.requires_grad, raw
+    if isinstance(value, np.ndarray):
+        return "array", str(value.dtype), value.shape, value.strides, value.tobytes()
     if isinstance(value, dict):
         return {key: bits(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
