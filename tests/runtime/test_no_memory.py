@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import resource
 import sys
 from collections.abc import Iterator
@@ -37,8 +38,9 @@ def _taken() -> int:
 
 @contextmanager
 def no_more_than(nbytes: int) -> Iterator[None]:
-    """The process may take so many bytes more than it has. What other tests left free in the heap is used up first:
-    operators would find their memory there."""
+    """The process may take so many bytes more than it has. What other tests left free in the heap is used up first, and
+    what they left as garbage, which the call would collect: operators would find their memory there."""
+    gc.collect()
     libc, held = ctypes.CDLL(None), list[int]()
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     begin = _taken()
