@@ -16,20 +16,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import capture, config
-from capture.tree import thread_trees
+from tests.support.processes import run_python
 
 KIB, MIB = 1 << 10, 1 << 20
 _MMAP_THRESHOLD = -3  # of ``mallopt``
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space are Linux's")
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Inference, no plans on disk, no tree of another test; errors of the library cost no call."""
-    thread_trees.forget_trees()
-    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 128 * KIB)  # as at the begin, and fixed: what is freed is given back
-    with torch.no_grad(), config.patch(cache=False, strict=False):
-        yield
 
 
 def _taken() -> int:
@@ -38,8 +29,8 @@ def _taken() -> int:
 
 @contextmanager
 def no_more_than(nbytes: int) -> Iterator[None]:
-    """The process may take so many bytes more than it has. What other tests left free in the heap is used up first, and
-    what they left as garbage, which the call would collect: operators would find their memory there."""
+    """The process may take so many bytes more than it has. What is free in the heap is used up first, and what is
+    garbage, which the call would collect: operators would find their memory there."""
     gc.collect()
     libc, held = ctypes.CDLL(None), list[int]()
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -93,11 +84,11 @@ def prefixes(model: Net, x: Tensor) -> list[tuple[float, float]]:
     return [model.state(), half.state(), after.state()]
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("call", [1, 2, 3, 4])
-def test_an_operator_gets_no_memory(call: int) -> None:
-    """What comes out is what eager raises; the state is a prefix of eager's, and all that follows is right."""
+@torch.no_grad()
+@config.patch(cache=False, strict=False)
+def run_short_of_memory(call: int) -> None:
+    """What the call raises is what eager does; the state is a prefix of eager's, and all that follows is right."""
+    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 128 * KIB)  # as at the begin, and fixed: what is freed is given back
     failed = 0
     for megabytes in (0.5, 2, 4, 7, 10, 13):
         model, x = Net(), torch.ones(MIB // 4, device="cpu")
@@ -119,3 +110,11 @@ def test_an_operator_gets_no_memory(call: int) -> None:
             assert torch.equal(f(x), eager(x))
             assert model.state() == eager.state()
     assert failed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_an_operator_gets_no_memory(call: int) -> None:
+    """In a process of its own: how much memory other tests left free decides which operator finds none."""
+    ended = run_python(f"from tests.runtime.test_no_memory import run_short_of_memory as run; run({call})")
+    assert ended.returncode == 0, ended.stderr
