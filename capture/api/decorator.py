@@ -235,7 +235,9 @@ class Handle:
 
     def states_of(self, receiver: Any) -> list[Captured]:
         """Those of one instance."""
-        return [self.of(receiver)] + [one.of(receiver) for one in self.successors if id(receiver) in one.instances]
+        return [self.of(receiver)] + [
+            successor.of(receiver) for successor in self.successors if id(receiver) in successor.instances
+        ]
 
 
 def adopted(captured: Captured) -> Captured:
@@ -363,7 +365,7 @@ def _receivers_of(function: types.FunctionType) -> Callable[[Any], bool]:
     def stored_in(kinds: tuple[type, ...]) -> Any:
         for kind in kinds:
             if kind.__qualname__ == owner and kind.__module__ == module:
-                return next((kind.__dict__[one] for one in names if one in kind.__dict__), function)
+                return next((kind.__dict__[name] for name in names if name in kind.__dict__), function)
         return None
 
     def is_receiver(first: Any) -> bool:
@@ -639,7 +641,7 @@ def _forget_in_child() -> None:
 def _start_over(users: Sequence[Annotation]) -> None:
     """What these functions recorded holds constants that a package has no more; its next run must be an eager one."""
     for captured in _all.all():
-        if any(captured.annotation is one for one in users):
+        if any(captured.annotation is user for user in users):
             captured.retire()
 
 

@@ -196,7 +196,7 @@ def _watched(call: Call) -> tuple[run.ObservedRun, DescribedRun]:
 
 def _guards(call: Call, described: DescribedRun, watched: run.ObservedRun, plan: CapturePlan) -> tuple[str, ...]:
     """The guards that a recording of this run would have."""
-    policies = {one.path: one.policy for one in plan.placeholders}
+    policies = {placeholder.path: placeholder.policy for placeholder in plan.placeholders}
     told = [policies.get(path) for path, _ in call.paths()]
     static = [at for at, policy in enumerate(told) if policy is Policy.STATIC]
     copied = [at for at, policy in enumerate(told) if policy in (Policy.COPY, Policy.COPY_BACK)]

@@ -86,7 +86,7 @@ def _named_blocks(segment: dict[str, Any], outputs: Sequence[_Output]) -> Iterat
     for block in segment["blocks"]:
         begin = block.get("address", at)
         at = begin + block["size"]
-        inside = [one for one in outputs if one.is_within(begin, at)]
+        inside = [output for output in outputs if output.is_within(begin, at)]
         cuts = {begin, at}
         if block["state"] == "inactive":
             cuts |= {cut for one in inside for cut in (one.begin, one.end) if begin < cut < at}

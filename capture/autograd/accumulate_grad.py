@@ -99,7 +99,7 @@ _latest_users: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def _ends_of(parameters: Iterable[torch.Tensor]) -> list[Any]:
     """Autograd's nodes that add to ``.grad``: those that a graph has, or else new ones."""
     with torch.enable_grad():
-        return [one.view_as(one).grad_fn.next_functions[0][0] for one in parameters]  # type: ignore[union-attr]
+        return [parameter.view_as(parameter).grad_fn.next_functions[0][0] for parameter in parameters]  # type: ignore[union-attr]
 
 
 def may_deposit() -> bool:
@@ -110,7 +110,7 @@ def may_deposit() -> bool:
 
 def are_leaves(parameters: Iterable[torch.Tensor]) -> bool:
     """All of them are leaves, which get their ``.grad`` in a backward pass."""
-    return all(one.is_leaf and type(one) in TENSOR_TYPES for one in parameters)
+    return all(parameter.is_leaf and type(parameter) in TENSOR_TYPES for parameter in parameters)
 
 
 def buffers_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
@@ -118,7 +118,7 @@ def buffers_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] 
     for one in parameters:
         if one._backward_hooks or one._post_accumulate_grad_hooks:
             return None
-    return [one.grad for one in parameters]
+    return [parameter.grad for parameter in parameters]
 
 
 def accumulated(

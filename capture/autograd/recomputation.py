@@ -196,7 +196,7 @@ class Blocks:
         self.owners: list[Callable[[], Any]] = []
         self.obstacle: str = ""
         self._known = {id(one): one for _, one in before.entered}
-        self._storages = {id(one) for one in before.storages}
+        self._storages = {id(storage) for storage in before.storages}
         self._storages |= {
             id(leaf.untyped_storage())
             for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
@@ -223,9 +223,9 @@ class Blocks:
         try:
             self._note_draws(block)
             states = checkpoints.state_of(block.function), checkpoints.device_states_of(block.function)
-            memo: dict[int, Any] = {id(one): (one, None) for one in states}
+            memo: dict[int, Any] = {id(state): (state, None) for state in states}
             checked = functools.partial(self._stand_in, is_checked=True)  # tensors in containers are not checked
-            stand_in = [checked if isinstance(one, torch.Tensor) else self._stand_in for one in block.args]
+            stand_in = [checked if isinstance(value, torch.Tensor) else self._stand_in for value in block.args]
             block.args = [copied(one, leaf, memo) for one, leaf in zip(block.args, stand_in, strict=True)]
             block.function = copied(block.function, self._stand_in, memo)
             checkpoints.keep_no_state(block.function)
@@ -360,7 +360,7 @@ class Recomputation:
     @property
     def runs_once(self) -> bool:
         """A second backward pass raises, even where the graph was kept."""
-        return any(one.runs_once for one in self.blocks)
+        return any(block.runs_once for block in self.blocks)
 
     def states(self, begin: torch.Tensor | None, *, is_replay: bool) -> list[tuple[torch.Generator, torch.Tensor]]:
         """What generators are to draw from as blocks run again: of a replay that just ended, and began with this where

@@ -344,7 +344,7 @@ class SavedGraph:
     def follow(self, statics: dict[str, torch.Tensor]) -> None:
         """From now on a replay's Python state has these tensors, by path."""
         paths = self.paths
-        self.now_parameters = [statics.get(paths.get(id(one), ""), one) for one in self.parameters]
+        self.now_parameters = [statics.get(paths.get(id(parameter), ""), parameter) for parameter in self.parameters]
         self.now_held = [statics.get(paths.get(id(one), ""), one) for one in self.held]
         self.now_shown = self.deposits = None
 
@@ -405,13 +405,13 @@ class SavedGraph:
         with torch.enable_grad():
             for number, grads in enumerate(orders, 1):
                 is_last = number == len(orders)
-                come = grads if is_last and not keeps_graph else [_apart(one) for one in grads]
+                come = grads if is_last and not keeps_graph else [_apart(grad) for grad in grads]
                 ends = self._differentiate(
                     tensors, ends, places, come, again,
                     keeps_graph=keeps_graph or not is_last, reaches_inputs=reaches_inputs or not is_last,
                 )  # fmt: skip
                 places += [one for one in come if one is not None]
-        return tuple([one if one is None else one.detach() for one in ends] if keeps_graph else ends)
+        return tuple([end if end is None else end.detach() for end in ends] if keeps_graph else ends)
 
     def gradients_of_both(
         self, tensors: Sequence[torch.Tensor], grads: Grads, higher: Sequence[tuple[Grads, Grads]]
@@ -604,7 +604,7 @@ class GraphSaver:
         """The tensors in a body's result, and in what it left, that are part of a graph, each once."""
         if self._left is None:
             with no_gradient_reads():
-                self._left = [one for one in changes(self._before) if carries_graph(one)]
+                self._left = [change for change in changes(self._before) if carries_graph(change)]
         tensors = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
         tensors += [one.after for one in self._left]
         return list({id(leaf): leaf for leaf in tensors if leaf.requires_grad and leaf.grad_fn is not None}.values())
@@ -792,7 +792,7 @@ def _add_saved(
     forms = {Geometry.of(tensor) for _, tensor in members}
     if len(forms) == 1:
         outputs = [one for one in attached if one.untyped_storage() is first.untyped_storage()]
-        base = next((one for one in outputs if Geometry.of(one) in forms), None)
+        base = next((output for output in outputs if Geometry.of(output) in forms), None)
         if base is None:  # the memory as it is: a bit says that it is read as conjugate numbers
             base = first.detach().conj() if first.is_conj() else first.detach()
     elif len({form.dtype for form in forms}) == 1 and not any(form.conj for form in forms):
@@ -801,7 +801,7 @@ def _add_saved(
         base = first.detach().as_strided((max(ends) + 1 - begin,), (1,), begin)
     else:
         for form in forms:
-            _add_saved([one for one in members if Geometry.of(one[1]) == form], attached, saved)
+            _add_saved([member for member in members if Geometry.of(member[1]) == form], attached, saved)
         return
     _note_aliases(members, len(saved), base)
     saved.append(base)

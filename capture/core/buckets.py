@@ -91,12 +91,16 @@ class Buckets:
 
     def tolerance(self, path: str) -> tuple[float, float]:
         """Of a result or of what the body writes: ``rtol`` and ``atol``, 0 and 0 for the same bits."""
-        fitting = [one for one in self.tolerances if not one[0] or path == one[0] or path.startswith(f"{one[0]}.")]
+        fitting = [
+            tolerance
+            for tolerance in self.tolerances
+            if not tolerance[0] or path == tolerance[0] or path.startswith(f"{tolerance[0]}.")
+        ]
         return max(fitting, key=lambda one: len(one[0]))[1:] if fitting else (0.0, 0.0)
 
     def num_rungs(self) -> int:
         """How many recordings the ladders ask for."""
-        counts = [_POWERS if one.rungs is None else len(one.rungs) for one in self.symbols]
+        counts = [_POWERS if symbol.rungs is None else len(symbol.rungs) for symbol in self.symbols]
         return min(math.prod(counts), _MOST_RECORDINGS)
 
 

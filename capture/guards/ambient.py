@@ -41,7 +41,7 @@ class _Settings:
 
 def _of_decimal() -> object:
     context = sys.modules["decimal"].getcontext()
-    traps = tuple([bool(context.traps[one]) for one in context.traps])
+    traps = tuple([bool(context.traps[trap]) for trap in context.traps])
     return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps
 
 

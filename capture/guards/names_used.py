@@ -104,12 +104,14 @@ class Uses:
 def uses_of(code: types.CodeType) -> Uses:
     """What the code mentions; of the code in it that a function of its own runs, only the names of globals."""
     mentioned = _looked_up(code)
-    texts = {one for one in code.co_consts if type(one) is str and one.isidentifier()}
+    texts = {constant for constant in code.co_consts if type(constant) is str and constant.isidentifier()}
     for constant in code.co_consts:
         if type(constant) is tuple:  # names of keyword arguments, and tuples of names
             texts.update(part for part in constant if type(part) is str and part.isidentifier())
     if not mentioned.isdisjoint(_FORMATTING):  # ``"{0.name}".format(x)``
-        texts.update(name for one in code.co_consts if type(one) is str for name in _IN_FORMATS.findall(one))
+        texts.update(
+            name for constant in code.co_consts if type(constant) is str for name in _IN_FORMATS.findall(constant)
+        )
     asks = bool(mentioned & ASKING)
     scope = globals_in(code) if code.co_flags & 1 else code.co_names  # a module or class looks up all its names
     matches = _MATCH_CLASS in code.co_code[::2]

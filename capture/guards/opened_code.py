@@ -69,7 +69,7 @@ def _has_run_compiled(walk: ReadWalk, value: types.FunctionType) -> bool:
     if value.__dict__.get(_DISABLED):
         return False
     codes = [getattr(one, "__code__", None) for one in and_wrapped(value.__dict__[_COMPILED])]
-    known = [place_of(one) for one in codes if type(one) is types.CodeType]
+    known = [place_of(code) for code in codes if type(code) is types.CodeType]
     return walk.is_static or not known or not walk.names.places.isdisjoint(known)
 
 

@@ -137,8 +137,16 @@ class OtherTensors:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._same = capabilities.metadata_check(tensors)
         self.kinds = [
-            (type(one), one.dtype, one.shape, one.stride(), one.device, one.requires_grad, one.is_inference())
-            for one in tensors
+            (
+                type(tensor),
+                tensor.dtype,
+                tensor.shape,
+                tensor.stride(),
+                tensor.device,
+                tensor.requires_grad,
+                tensor.is_inference(),
+            )
+            for tensor in tensors
         ]
 
     def __call__(self) -> bool:

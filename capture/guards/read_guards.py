@@ -55,7 +55,7 @@ def _read_by(
     """Code of compiled parts does not run as it is written. Once a compiled part is found, all functions that are
     reached count as if they had run."""
     ran, is_static, more, body = run, False, set[str](), call.function
-    groups = {id(one) for one in call.optimizers.groups_of_islands()}
+    groups = {id(group) for group in call.optimizers.groups_of_islands()}
     if isinstance(body, types.FunctionType):  # of a graph module's piece it is a function of ours, which is not noted
         run.add_function(body)
     for function in call.unseen_functions():

@@ -237,7 +237,11 @@ class ReadWalk:
                 guards.append(Guard("empty", itself(tuple(several), "what was empty")))
         if self.functions:
             functions = tuple(self.functions)
-            parts = [part for one in functions for part in (one.__code__, one.__defaults__, one.__kwdefaults__)]
+            parts = [
+                part
+                for function in functions
+                for part in (function.__code__, function.__defaults__, function.__kwdefaults__)
+            ]
             guards.append(Guard("functions", itself(functions, "code and defaults"), tuple(parts)))
         if self.classes:
             guards.append(

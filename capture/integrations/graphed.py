@@ -250,7 +250,11 @@ def _fed(args: tuple[Any, ...], result: Any) -> tuple[Any, ...] | None:
     """These arguments with a result in place of the first ones; None where its tensors are of another kind."""
     results = [leaf for _, leaf in pytree.leaves(result)]
     samples = [leaf for _, leaf in pytree.leaves(args)][: len(results)]
-    if not results or [_kind(one) for one in results] != [_kind(one) for one in samples] or None in map(_kind, results):
+    if (
+        not results
+        or [_kind(one) for one in results] != [_kind(sample) for sample in samples]
+        or None in map(_kind, results)
+    ):
         return None
     rest = iter(results)
     fed: tuple[Any, ...] = pytree.replace_leaves(args, lambda leaf: next(rest, leaf))
@@ -273,7 +277,7 @@ def _gradients(results: Sequence[Any], needed: dict[int, tuple[str, torch.Tensor
     if not ends or not wanted:
         return {}
     with hooks_off(wanted):
-        gradients = torch.autograd.grad(ends, wanted, [torch.ones_like(one) for one in ends], allow_unused=True)
+        gradients = torch.autograd.grad(ends, wanted, [torch.ones_like(end) for end in ends], allow_unused=True)
     return dict(zip(needed, gradients, strict=True))
 
 

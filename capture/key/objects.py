@@ -158,7 +158,7 @@ def holds(value: Any, name: str) -> bool:
     layout = _layout_of(type(value))
     if layout is None:
         return False
-    return (layout.has_dict and name in _attributes(value)) or any(one.__name__ == name for one in layout.slots)
+    return (layout.has_dict and name in _attributes(value)) or any(slot.__name__ == name for slot in layout.slots)
 
 
 def suffix_of(name: Name) -> str:

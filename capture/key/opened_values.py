@@ -27,7 +27,7 @@ def opened_values(values: Sequence[Any], leaves: Sequence[Any]) -> tuple[tuple[O
     opened: list[Any] = []
     met: set[int] = set()
     try:
-        nodes = tuple([_node(one, opened, met) for one in values])
+        nodes = tuple([_node(value, opened, met) for value in values])
     except (_NotInC, RecursionError):
         return None
     tensors = [one for one in opened if isinstance(one, torch.Tensor)]
@@ -81,5 +81,5 @@ def _slots(value: Any, there: dict[Any, Any], found: list[Any], met: set[int]) -
     slots = objects.slots_of(type(value))
     if any(one not in slots for one in there):  # such as a factory of defaults
         raise _NotInC
-    nodes = tuple([_node(there[one], found, met) if one in there else _NOT_SET for one in slots])
+    nodes = tuple([_node(there[slot], found, met) if slot in there else _NOT_SET for slot in slots])
     return (slots, nodes) if slots else None

@@ -470,7 +470,7 @@ def switches_of(module: torch.nn.Module) -> Switches:
             if isinstance(submodule, torch.nn.modules.lazy.LazyModuleMixin):  # its first call is one of its own
                 weak.append((weakref.ref(submodule), "__class__"))
         states = (sharding_of(submodule) for submodule in module.modules())
-        sharded = {id(one): weakref.ref(one) for one in states if one is not None}
+        sharded = {id(state): weakref.ref(state) for state in states if state is not None}
         lists = _module_lists[token] = {}
         # removed by a callback in C, as for tokens
         lists[_Reference(module, lists.pop)] = tuple(owns), tuple(weak), tuple(sharded.values())

@@ -178,7 +178,7 @@ class BreakNotes(RunNotes):
         """Note places that both the island and the body changed: it is not known which of them did what."""
         if paths and self.trace.islands:
             told = f"changes {paths[0]}, which the body changes, too"
-            self.trace.islands = [evolve(one, obstacle=told, fix="order") for one in self.trace.islands]
+            self.trace.islands = [evolve(island, obstacle=told, fix="order") for island in self.trace.islands]
 
     def end_at_island(
         self, begin: IslandBegin, obstacle: str | None, outcome: islands.Outcome, args: tuple[Any, ...],

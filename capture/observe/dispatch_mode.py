@@ -177,7 +177,7 @@ class ObserveMode(BreakNotes):
         outs: list[tuple[torch.Tensor, torch.Size]] = []
         if op_traits.writes or op_traits.norm is not None:
             self._see_writes(op_traits, args, kwargs)
-            outs += [(one, one.shape) for one in operator_schema.given_outs(op_traits, kwargs) if not self.made(one)]
+            outs += [(out, out.shape) for out in operator_schema.given_outs(op_traits, kwargs) if not self.made(out)]
         states = self._states(kwargs, inputs) if op_traits.draws else None
         self._operator = op_traits.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
         is_complex = any(map(torch.is_complex, inputs))
@@ -234,7 +234,11 @@ class ObserveMode(BreakNotes):
         )
         if "cpu" not in devices and not crossing:
             return
-        on_cpu = [one for one in inputs if one.device.type == "cpu" and one.dim() and not self._is_constant(one)]
+        on_cpu = [
+            input_
+            for input_ in inputs
+            if input_.device.type == "cpu" and input_.dim() and not self._is_constant(input_)
+        ]
         if on_cpu and not crossing:
             at = self._line()
             self.trace.cpu_work.setdefault(id(at), (op.name, at))

@@ -29,7 +29,7 @@ def empty_dropped(before: Snapshot, changes: Sequence[Change]) -> None:
     objects of the process are looked at for who holds them, so this is asked only where a tensor would keep the body
     from being recorded."""
     old = [before.sources[path][1] for path in before.rebuilt if path in before.sources]
-    old += [one.before for one in changes if not one.container]
+    old += [change.before for change in changes if not change.container]
     old = [one for one in old if type(one) in _CONTAINERS]
     inside = list(_inside(old))
     tensors = [one for one in inside if type(one) is torch.Tensor]

@@ -236,8 +236,8 @@ class Classifier:
         if not owners:
             return ImplicitInput(unknown, (), external)
         source, tensor = owners[0]
-        same = tuple(one for one in owners if one[1] is tensor)
-        return ImplicitInput(source.path, same, external, tuple(one for one in owners if one[1] is not tensor))
+        same = tuple(owner for owner in owners if owner[1] is tensor)
+        return ImplicitInput(source.path, same, external, tuple(owner for owner in owners if owner[1] is not tensor))
 
     def _owners(self, storage: torch.UntypedStorage) -> list[tuple[Source, torch.Tensor]]:
         """Places that hold a tensor on this memory. Those that the body does not change come first."""
@@ -251,7 +251,7 @@ class Classifier:
                 storage = leaf.value.untyped_storage()
                 owners = self._owners(storage)
                 tensor = next(tensor for source, tensor in owners if source.path == leaf.source)
-                same = tuple(one for one in owners if one[1] is tensor)  # the body may have it from any of these
+                same = tuple(owner for owner in owners if owner[1] is tensor)  # the body may have it from any of these
                 self._implicit[id(storage)] = str(leaf.source)
                 inputs.append(ImplicitInput(str(leaf.source), same, External(tensor, storage, None)))
         return inputs
@@ -380,7 +380,7 @@ def kinds_as_effects(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> list[Eff
 def _kept_for_gradients(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> Iterator[Effect]:
     """Gradients of leaves that the body made, and hooks on them."""
     left = [("output", watched.result), *[(one.source.path, one.after) for one in watched.changed]]
-    around = [one for path, value in left for one in pytree.wrappers(value, path)]
+    around = [wrapper for path, value in left for wrapper in pytree.wrappers(value, path)]
     old = {id(value) for _, value in watched.before.sources.values()} if around else ()
     made = [(leaf.path, leaf.value) for leaf in kept if leaf.kind in MADE]
     for path, tensor in [*made, *[one for one in around if id(one[1]) not in old]]:
@@ -527,7 +527,7 @@ def _outputs(watched: ObservedRun, classify: Classifier) -> list[KeptLeaf]:
 def _taken_up(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> tuple[Drift, ...]:
     """Iterators and coroutines that the run made: whoever gets one uses it up, so the next call has another. Told after
     one run, so that none is recorded: a coroutine of a run that is thrown away would warn that nobody awaited it."""
-    new = [one for one in outputs if is_used_up(one.value) and not watched.had(one.value)]
+    new = [output for output in outputs if is_used_up(output.value) and not watched.had(output.value)]
     names = [f"the {type(one.value).__qualname__} of that call" for one in new]
     return tuple([Drift(path=one.path, first=name, second="another") for one, name in zip(new, names, strict=True)])
 

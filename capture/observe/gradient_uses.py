@@ -51,12 +51,14 @@ def obstacles(
     watched: ObservedRun, arguments: Arguments, outputs: Sequence[KeptLeaf], effects: Sequence[KeptEffect]
 ) -> list[GradientObstacle]:
     """Why forward and backward cannot be a pair of recordings; empty if they can."""
-    tensors = [leaf.value for leaf in outputs] + [one.tensor for one in watched.watch.trace.externals.values()]
-    if any(isinstance(one, torch.Tensor) and refuses(one) for one in tensors):
+    tensors = [leaf.value for leaf in outputs] + [
+        external.tensor for external in watched.watch.trace.externals.values()
+    ]
+    if any(isinstance(tensor, torch.Tensor) and refuses(tensor) for tensor in tensors):
         return [GradientObstacle(path=None, reason="autograd refuses to look at a view that was written")]
-    beside = [one for one in effects if _is_like_a_result(watched, one.change)]
+    beside = [effect for effect in effects if _is_like_a_result(watched, effect.change)]
     outputs = [*outputs, *[leaf for one in beside for leaf in one.leaves]]
-    effects = [one for one in effects if one not in beside]
+    effects = [effect for effect in effects if effect not in beside]
     obstacles_found = [*_outputs(outputs), *_effects(effects), *_externals(watched, arguments)]
     if not torch.is_grad_enabled():
         obstacles_found.append(GradientObstacle(path=None, reason="gradients are switched on inside alone"))
@@ -64,7 +66,7 @@ def obstacles(
     obstacles_found += [
         GradientObstacle(path=None, reason=f"the body uses {name}", where=at) for name, at in trace.hooks
     ]
-    if trace.has_checkpoints and (watched.changed or any(one.mutation for one in trace.externals.values())):
+    if trace.has_checkpoints and (watched.changed or any(external.mutation for external in trace.externals.values())):
         reason = "the body writes state, and parts of it run again in the backward pass"
         obstacles_found.append(GradientObstacle(path=None, reason=reason))
     obstacles_found += _partly_reached(watched, outputs)
@@ -171,7 +173,7 @@ def _partly_reached(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> Iterat
 def _known(watched: ObservedRun) -> dict[tuple[Any, int], torch.Tensor]:
     """Inputs of the body that came with a graph, by their place in it."""
     inputs = [leaf for _, leaf in watched.arguments if isinstance(leaf, torch.Tensor)]
-    inputs += [one.tensor for one in watched.watch.trace.externals.values()]
+    inputs += [external.tensor for external in watched.watch.trace.externals.values()]
     return {(tensor.grad_fn, tensor.output_nr): tensor for tensor in inputs if tensor.grad_fn is not None}
 
 

@@ -105,7 +105,7 @@ class Before:
     @classmethod
     def now(cls, places: tuple[Place, ...]) -> Before:
         """The same places with their present values."""
-        return cls(places, tuple(one.get() for one in places))
+        return cls(places, tuple(place.get() for place in places))
 
     @contextlib.contextmanager
     def put_out(self) -> Iterator[list[StateChange]]:
@@ -270,7 +270,7 @@ def perform(
         return answered, answered.among(answered.given(args, kwargs))
     tensors = list(tensors_of((args, kwargs, before.values)))
     versions = [version_of(one) for one in (*tensors, *beside)]
-    states = [one.get_state() if keeps else None for one in generators]
+    states = [generator.get_state() if keeps else None for generator in generators]
     begin, ran, made = time.perf_counter(), list[tuple[Any, BaseException | None]](), list[Outcome]()
     left: Sequence[StateChange] = ()
 
@@ -465,7 +465,7 @@ def _holders(result: Any) -> list[tuple[int, int]]:
     is a view of, which counts as held where others have that, too."""
     leaves, uses_of = list(tensors_of(result)), []
     for at in range(len(leaves)):
-        count = sys.getrefcount(leaves[at]) - sum(one is leaves[at] for one in leaves)
+        count = sys.getrefcount(leaves[at]) - sum(leaf is leaves[at] for leaf in leaves)
         uses = capabilities.use_count(leaves[at]) + capabilities.storage_use_count(leaves[at].untyped_storage())
         if leaves[at]._is_view():
             base: Any = leaves[at]._base

@@ -83,7 +83,7 @@ class KeptReads:
             for place, several in zip(places, found, strict=True):
                 one = _Found((number, place.formula) if place.formula else number, wanted, place)
                 reads |= dict.fromkeys(map(id, several or ()), one)
-        return [self._marked(one, reads) for one in effects]
+        return [self._marked(effect, reads) for effect in effects]
 
     def _marked(self, effect: KeptEffect, reads: Mapping[int, _Found]) -> KeptEffect:
         if reads.keys().isdisjoint(map(id, effect.leaves)):

@@ -75,7 +75,7 @@ def keep(gradient: torch.Tensor) -> None:
 
 
 def _references(members: list[Any]) -> list[int]:
-    return [sys.getrefcount(one) for one in members]
+    return [sys.getrefcount(member) for member in members]
 
 
 class _Holder:

@@ -56,7 +56,7 @@ def identity_text(value: Any) -> str:
 
 def are_of_this_process(facts: Facts) -> bool:
     """Numbers of objects tell nothing elsewhere."""
-    return any(one.value is not None and _MARK in one.value for one in facts.outputs)
+    return any(output.value is not None and _MARK in output.value for output in facts.outputs)
 
 
 def _number_of(value: Any) -> int:

@@ -210,16 +210,20 @@ def _kind_of_read(frame: types.FrameType, value: Any) -> str | None:
     asked = steps[at - 1]
     if call.arg == 0:
         return "" if asked.argval == "item" and asked.opname in ("LOAD_METHOD", "LOAD_ATTR") else None
-    callees = [_resolved(frame, one) for one in _callees(frame.f_code, at)] if call.arg == 1 else []
+    callees = [_resolved(frame, callee) for callee in _callees(frame.f_code, at)] if call.arg == 1 else []
     for name, kind in _KINDS.items():
-        if any(one is kind for one in callees):
+        if any(callee is kind for callee in callees):
             return f"{name} of " if name != "int" or isinstance(value, int) else None  # that of a fraction may raise
     return None
 
 
 @functools.lru_cache(maxsize=256)
 def _steps(code: types.CodeType) -> tuple[dis.Instruction, ...]:
-    return tuple(one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "PRECALL", "NOP"))
+    return tuple(
+        instruction
+        for instruction in dis.get_instructions(code)
+        if instruction.opname not in ("CACHE", "PRECALL", "NOP")
+    )
 
 
 def _step_at(code: types.CodeType, offset: int) -> int:
@@ -237,7 +241,7 @@ def _offset(step: dis.Instruction) -> int:
 
 def _calls(frame: types.FrameType, at: int, code: types.CodeType) -> bool:
     """This frame's present instruction itself calls the function with this code: code in C does not stand between."""
-    return any(_code_of(_resolved(frame, one)) is code for one in _callees(frame.f_code, at))
+    return any(_code_of(_resolved(frame, callee)) is code for callee in _callees(frame.f_code, at))
 
 
 @functools.lru_cache(maxsize=256)
@@ -617,7 +621,7 @@ def _dict(keys: Sequence[Value], values: Sequence[Value]) -> Value:
     """Keys are plain names: their texts tell them apart."""
     if not any(map(_holds_read, (*keys, *values))):
         return None
-    if not all(isinstance(one, _Constant) and type(one.value) is str and _NO_KEY.isdisjoint(one.value) for one in keys):
+    if not all(isinstance(key, _Constant) and type(key.value) is str and _NO_KEY.isdisjoint(key.value) for key in keys):
         raise _Refused
     return _made([*{one.value: value for one, value in zip(keys, values, strict=True)}.items()])  # type: ignore[union-attr]
 

@@ -180,7 +180,7 @@ def _run_watched(
     values = call.values if values is None else values
     arguments = call.paths(values)
     theirs = {} if values is call.values else stand_ins(arguments, call.paths())
-    before = watch.before = snapshot.snapshot(call.roots(values), {one.key() for one in call.binder.places})
+    before = watch.before = snapshot.snapshot(call.roots(values), {place.key() for place in call.binder.places})
     watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
     watch.generators.update({key: source.path for key, source in before.generators.items()})
     watched = call.watched = ObservedRun(call, watch, before, arguments, values=values, host_random=host_random_state())
@@ -257,7 +257,7 @@ _MOVES_TO_OLD = 0 if sys.version_info >= (3, 14) else 1  # the first generation 
 
 def collections_of_old() -> int:
     """How often the collector moved objects to the oldest ones."""
-    return sum(one["collections"] for one in gc.get_stats()[_MOVES_TO_OLD:])
+    return sum(generation["collections"] for generation in gc.get_stats()[_MOVES_TO_OLD:])
 
 
 @define(eq=False)
@@ -276,12 +276,14 @@ class _AtIslands:
         own = [one for one in self.known if not (is_stand_in(one.after) or _is_left(one, watched.by_islands))]
         places = [islands.place_of(one) for one in own]
         found = [one.source.path for one, place in zip(own, places, strict=True) if place is None]
-        return next(iter([*found, *[op for op, _ in drawn]]), None), tuple(one for one in places if one is not None)
+        return next(iter([*found, *[op for op, _ in drawn]]), None), tuple(
+            place for place in places if place is not None
+        )
 
     def end(self) -> list[islands.StateChange]:
         """The island is over: what differs from before it is its own business."""
         watched = self.watched
-        now = [one for one in diff.changes(watched.before) if not _is_left(one, self.known)]
+        now = [change for change in diff.changes(watched.before) if not _is_left(change, self.known)]
         watched.by_islands += [_as_left(one) for one in now]
         watched.host_random = host_random_state()
         watched.positions = host_draws.positions(watched.before)
@@ -321,7 +323,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def changes_of_body(watched: ObservedRun) -> list[Change]:
     """What differs from before the run, but for what islands left."""
-    return [one for one in diff.changes(watched.before) if not _is_left(one, watched.by_islands)]
+    return [change for change in diff.changes(watched.before) if not _is_left(change, watched.by_islands)]
 
 
 def _compare(watched: ObservedRun) -> None:
@@ -332,7 +334,7 @@ def _compare(watched: ObservedRun) -> None:
     ran = watched.ran if watched.watch.notes_code else None
     code = ran if ran is not None else watched.call.code
     changed = changes_of_body(watched)
-    places = {snapshot.place_key(one.source) for one in watched.by_islands}
+    places = {snapshot.place_key(by_island.source) for by_island in watched.by_islands}
     watched.watch.note_shared_state([one.source.path for one in changed if snapshot.place_key(one.source) in places])
     watched.changed = effects.classified(watched.before, changed, code)
     if ran is not None:
@@ -423,7 +425,9 @@ def undo_python(watched: ObservedRun) -> None:
         watched.call.undo.put_back()
         watched.call.undo = None
     empty_scratch(watched)
-    diff.restore(watched.before, [*watched.changed, *(one for one in watched.by_islands if not one.container)])
+    diff.restore(
+        watched.before, [*watched.changed, *(by_island for by_island in watched.by_islands if not by_island.container)]
+    )
     if host_draws.may_draw(watched.ran if watched.watch.notes_code else None, watched.before):
         restore_host_random(watched.host_random)
 

@@ -70,7 +70,7 @@ def _renamed(value: Any, rename: Rename) -> Any:
         return value if all(map(_is, members, value)) else tuple(members)
     if not attrs.has(type(value)):
         return value
-    fields = {one.name: getattr(value, one.name) for one in attrs.fields(type(value))}
+    fields = {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
     others = {name: new for name, old in fields.items() if (new := _renamed(old, rename)) is not old}
     return attrs.evolve(value, **others) if others else value
 

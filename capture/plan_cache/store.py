@@ -266,7 +266,7 @@ def _code_text(function: Any) -> str:  # Any: a function or its code
     code = getattr(function, "__code__", function)
     if not inspect.iscode(code):
         return _name(function)
-    constants = [_code_text(one) if inspect.iscode(one) else _text(one) for one in code.co_consts]
+    constants = [_code_text(constant) if inspect.iscode(constant) else _text(constant) for constant in code.co_consts]
     return f"({code.co_code.hex()} {' '.join(code.co_names)} {' '.join(constants)})"
 
 

@@ -174,7 +174,7 @@ def grouped(functions: Sequence[FunctionData]) -> tuple[FunctionData, ...]:
 
 def _together(alike: Sequence[FunctionData]) -> FunctionData:
     first = alike[0]
-    eager, replays = ([one for one in times if one] for times in _times(alike))
+    eager, replays = ([time for time in times if time] for times in _times(alike))
     return attrs.evolve(
         first,
         instances=sum(one.instances for one in alike),

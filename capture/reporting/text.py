@@ -21,7 +21,7 @@ def format_guards(guards: Sequence[str]) -> str:
         return ""
     left = len(guards) - _MOST_GUARDS
     more = [f"  and {left} more: see `guards` of the explanation"] if left > 0 else []
-    lines = [f"guards looked at before every replay: {len(guards)}", *[f"  {one}" for one in guards[:_MOST_GUARDS]]]
+    lines = [f"guards looked at before every replay: {len(guards)}", *[f"  {guard}" for guard in guards[:_MOST_GUARDS]]]
     return "\n".join([*lines, *more, ""])
 
 
@@ -78,13 +78,13 @@ def plan_tables(plan: CapturePlan) -> list[Table]:
 
 def format_short_plan(plan: CapturePlan) -> str:
     """Outcome, what is not static, and findings that matter; ends with how to see the rest."""
-    others = [one for one in plan.placeholders if str(one.policy) != "static"]
-    findings = [one for one in plan.findings if str(one.severity) in ("eager", "error")]
+    others = [placeholder for placeholder in plan.placeholders if str(placeholder.policy) != "static"]
+    findings = [finding for finding in plan.findings if str(finding.severity) in ("eager", "error")]
     inputs = f"{len(plan.placeholders)} inputs of which {len(plan.placeholders) - len(others)} are static"
     lines = [
         f"{plan.function}: {plan.outcome}  ({plan.num_ops} operators, {inputs}, {len(plan.outputs)} outputs)",
         *[f"  {one.path}  {one.tensor}  {one.policy}: {one.reason}" for one in others],
-        *[f"  {one.code} {one.name}: {one.what}" for one in findings],
+        *[f"  {finding.code} {finding.name}: {finding.what}" for finding in findings],
         "all of it: --all",
     ]
     return "\n".join(lines) + "\n"

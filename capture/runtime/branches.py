@@ -63,15 +63,18 @@ def explained(facts: Facts, *, follows: bool | None = None, is_whole: bool = Tru
     a forward or backward pass alone."""
     if not facts.host_syncs and not facts.islands:
         return facts
-    devices = [one for one in facts.devices if not one.startswith(("cpu", "meta"))] or ["cpu"]
+    devices = [device for device in facts.devices if not device.startswith(("cpu", "meta"))] or ["cpu"]
     backend = backend_for(torch.device(devices[0]))
     follows = backend is not None and backend.breaks_at_reads if follows is None else follows
     facts = _with_islands(facts, devices[0], is_whole=is_whole)
-    compared = all(one.is_compared and devices[0].startswith(one.device) for one in facts.host_syncs)
+    compared = all(host_sync.is_compared and devices[0].startswith(host_sync.device) for host_sync in facts.host_syncs)
     may_be_apart = backend is not None and backend.executes_recording_runs and not facts.gradient_obstacles
     if compared and follows and not facts.collectives and (may_be_apart or not facts.gradients):
         return facts
-    syncs = {(one.where, one.data_dependent_shape): evolve(one, is_compared=False) for one in facts.host_syncs[::-1]}
+    syncs = {
+        (host_sync.where, host_sync.data_dependent_shape): evolve(host_sync, is_compared=False)
+        for host_sync in facts.host_syncs[::-1]
+    }
     return evolve(facts, host_syncs=tuple(syncs.values())[::-1], reads=())
 
 
@@ -88,7 +91,7 @@ def _with_islands(facts: Facts, device: str, *, is_whole: bool) -> Facts:
     if obstacle is None:
         return facts
     fix = "gradients" if "gradients" in obstacle else ""
-    explained = [one if one.obstacle else evolve(one, obstacle=obstacle, fix=fix) for one in facts.islands]
+    explained = [island if island.obstacle else evolve(island, obstacle=obstacle, fix=fix) for island in facts.islands]
     return evolve(facts, islands=tuple(explained))
 
 
@@ -236,7 +239,7 @@ class _Walk(Commit):
 
     def _keep_outcomes(self) -> None:
         """What islands wrote is written by others from now on."""
-        self.islands[:] = [one.with_contents() for one in self.islands]
+        self.islands[:] = [island.with_contents() for island in self.islands]
 
     def _put_back(self) -> None:
         self._keep_outcomes()

@@ -157,7 +157,7 @@ class BucketComparison(Comparison):
         result, cannot be cut to a size of its own."""
         leaves = pytree.result_leaves(self.eager)
         storages = [_storage(leaf) for _, leaf in leaves]
-        padded = {_storage(one) for one in self.size.tensors(self.call.values)} - {None}
+        padded = {_storage(tensor) for tensor in self.size.tensors(self.call.values)} - {None}
         others = {_storage(one) for one in (*self.call.leaves, *self.node.statics.values())} - {None}
         for (path, leaf), storage, trim in zip(leaves, storages, self.trims, strict=True):
             if storage is None:
@@ -238,8 +238,10 @@ class PaddedCall:
             return refusal
         if any(facts.islands for facts in entry.known_facts()):  # a function that runs eagerly would see the padding
             return NOT_RECORDED
-        written = {one.path for plan in entry.plans() for one in plan.placeholders if one.mutated}
-        padded = next((one.name for one in self.size.pads if one.name in written), None)
+        written = {
+            placeholder.path for plan in entry.plans() for placeholder in plan.placeholders if placeholder.mutated
+        }
+        padded = next((pad.name for pad in self.size.pads if pad.name in written), None)
         if padded is not None:
             return self.refusal("writes", padded)
         if shares(self.tensors, self.call.leaves, [path for path, _ in self.call.paths()], node):

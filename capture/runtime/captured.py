@@ -230,7 +230,7 @@ class Captured:
     def completed(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values of a call that was bound before places were added."""
         places, missing = self.binder.places, len(self.binder.names) - len(values)
-        return (*values, *[one.read() for one in places[len(places) - missing :]]) if missing else values
+        return (*values, *[place.read() for place in places[len(places) - missing :]]) if missing else values
 
     def own_values(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The caller's, for those that a fast path was found by."""

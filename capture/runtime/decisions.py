@@ -244,9 +244,9 @@ class _Seen:
 
 
 def _compared(facts: Facts) -> tuple[Any, ...]:
-    outputs = [(one.compared, one.tensor) for one in facts.outputs]
-    draws = [(one.generator, one.op, one.count) for one in facts.draws]
-    effects = [one.compared for one in facts.effects]
+    outputs = [(output.compared, output.tensor) for output in facts.outputs]
+    draws = [(draw.generator, draw.op, draw.count) for draw in facts.draws]
+    effects = [effect.compared for effect in facts.effects]
     return facts.sequence, facts.scalars, facts.reads, outputs, effects, draws, facts.num_ops
 
 
@@ -283,7 +283,7 @@ def _seen(captured: Captured, call: Call, positions: Sequence[int], numbers: Seq
     others = noting.is_read or facts.gradients or facts.islands or facts.collectives or reads_in_c(watched.ran)
     # after another value that is read the body may do more with them
     others = others or any(not told.startswith(RETURNED) for told in facts.reads)
-    others = others or any(one.kind in ("python", "container", "call") for one in facts.effects)
+    others = others or any(effect.kind in ("python", "container", "call") for effect in facts.effects)
     left = [leaf.value for effect in described.effects for leaf in effect.leaves]
     left += [leaf for _, leaf in pytree.result_leaves(watched.result)]
     others = others or any(map(holds_noted, left)) or any(holds_noted(one.after) for one in watched.changed)
@@ -296,9 +296,9 @@ def _not_told(noting: Noting) -> dict[str, Formula]:
     for question, answer in noting.questions.items():
         is_equal = (question.operation, answer) in (("eq", True), ("ne", False), ("bool", False))
         if question.operation == "value" or is_equal:
-            formulas = [one for one in question.operands if type(one) is Formula]
-            told |= {one.text() for one in formulas} if len(formulas) == 1 else set()
-    return {text: one for one in noting.formulas.values() if (text := one.text()) not in told}
+            formulas = [operand for operand in question.operands if type(operand) is Formula]
+            told |= {formula.text() for formula in formulas} if len(formulas) == 1 else set()
+    return {text: formula for formula in noting.formulas.values() if (text := formula.text()) not in told}
 
 
 def _differs(formula: Formula, own: Sequence[Number], others: Sequence[Number]) -> bool:
@@ -322,8 +322,8 @@ def _like(noting: Noting, own: Sequence[Number]) -> Iterator[list[Number]]:
 def _others(noting: Noting, own: Sequence[Number]) -> Iterator[list[Number]]:
     """Far ones first, as they are no indices, then those nearby. What is divided by a number may have to keep the
     remainder."""
-    divisors = [one.operands[1] for one in noting.formulas.values() if one.operation in ("mod", "floordiv")]
-    period = math.lcm(*[one for one in divisors if type(one) is int and 0 < one < _FAR**2]) or 1
+    divisors = [formula.operands[1] for formula in noting.formulas.values() if formula.operation in ("mod", "floordiv")]
+    period = math.lcm(*[divisor for divisor in divisors if type(divisor) is int and 0 < divisor < _FAR**2]) or 1
     for far, near in itertools.product((-_FAR, _FAR, 0, -1, 1, 2, 3), range(-8, 9)):
         shift = far * period + near
         if shift:

@@ -437,7 +437,7 @@ def _follow(captured: Captured, entry: Entry, node: Node, values: Values, leaves
     if current_config().poison:
         tree.pool.poison([block for block, _ in tree.live_blocks()])
     siblings = tree.current.children[node.key]
-    if verifies(captured) and any(verify.is_due(captured, one) for one in siblings if one.reads):
+    if verifies(captured) and any(verify.is_due(captured, sibling) for sibling in siblings if sibling.reads):
         bound = captured.call(values, leaves, entry)
         verified = verify.verified(captured, entry, node, tree, bound)
         if verified.differs is not None:

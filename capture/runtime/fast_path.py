@@ -138,7 +138,7 @@ class Shortcuts:
     def times(self) -> list[tuple[int, int]]:
         """Begin and length of the replays that were timed last, in nanoseconds of ``time.perf_counter_ns``; one of 64
         is."""
-        return [one for paths in list(self._by_shapes.values()) for *_, path in paths for one in path.times()]
+        return [time for paths in list(self._by_shapes.values()) for *_, path in paths for time in path.times()]
 
     def forget(self, entry: int) -> None:
         """The entry with this number has no recording any more."""
@@ -221,7 +221,7 @@ def _key_guards(captured: Captured, count: int) -> list[Guard]:
     for value, source in zip(named.read(receiver), named.sources(receiver_of), strict=True):
         guards_on_name = named_guards(value, source)
         guards += [_part_guard(source.read, source.name or "a name")] if guards_on_name is None else guards_on_name
-    guards += [_part_guard(one, "a guard of the annotation", limit=None) for one in captured.annotation.guards]
+    guards += [_part_guard(guard, "a guard of the annotation", limit=None) for guard in captured.annotation.guards]
     if captured.optimizers:
         optimizers, part = captured.optimizers, captured.optimizers.part()
         guards.append(call_guard(lambda: optimizers.part() == part, True, "settings of optimizers"))
@@ -273,7 +273,7 @@ def _given(captured: Captured, values: Values) -> tuple[int, int] | None:
     if binder.by_position is not None:
         exactly = binder.by_position(tuple(values))
         are_given = exactly is not None and exactly <= binder.positional
-        simple = are_given and not any(type(one) in _KINDS for one in values[exactly:])
+        simple = are_given and not any(type(value) in _KINDS for value in values[exactly:])
         return (exactly, exactly) if simple and exactly is not None else None
     most, least = binder.positional, None
     for count in range(most, -1, -1):

@@ -88,7 +88,7 @@ def _of_keys(captured: Captured, keys: Sequence[tuple[Any, ...]], call: Call) ->
         yield from _each(_names(captured, call), columns[2])
         yield from _varied("the training flags of its modules", columns[3])
         yield from _each([f"guards[{at}]" for at in range(len(captured.annotation.guards))], columns[4])
-        yield from _each([f"'{one}'" for one in captured.optimizers.labels()], columns[5])
+        yield from _each([f"'{label}'" for label in captured.optimizers.labels()], columns[5])
     if len(set(columns[-1])) > 1:
         yield Variation(what="memory that arguments share", change=f"{len(set(columns[-1]))} ways in {len(keys)} calls")
 
@@ -105,7 +105,7 @@ def _names(captured: Captured, call: Call) -> list[str]:
     own = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *code.co_freevars, *code.co_cellvars}
     file = os.path.basename(code.co_filename)
     labels = captured.named.labels(call.values)
-    return [f"'{one}'" if one.split(".")[0] in own else f"global '{one}' of {file}" for one in labels]
+    return [f"'{label}'" if label.split(".")[0] in own else f"global '{label}' of {file}" for label in labels]
 
 
 def _each(names: Sequence[str], values: Sequence[Sequence[Any]]) -> Iterator[Variation]:

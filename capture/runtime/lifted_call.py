@@ -93,7 +93,7 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     if len(captured.binder.places) >= _MOST_PLACES or others_may_run():  # who would see the numbers put there
         return False
     changing = numbers.changing_places(captured, entry)
-    if changing is None or not captured.read_numbers.isdisjoint(one.path for one in changing.places):
+    if changing is None or not captured.read_numbers.isdisjoint(place.path for place in changing.places):
         return False
     places = changing.places
     run = BodyRun()
@@ -104,10 +104,10 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
             raise
         is_read = True
     if is_read:
-        captured.read_numbers.update(one.path for one in places)
+        captured.read_numbers.update(place.path for place in places)
         return False
     captured.take_inputs(places)
-    paths = ", ".join([one.path for one in places])
+    paths = ", ".join([place.path for place in places])
     captured.log.add("drop", f"{paths}: another number in each call, an input from now on")
     forget(captured, entry, tree)
     captured.retire()
@@ -116,7 +116,7 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
 
 
 def _are_lifted(captured: Captured, bound: Call, changing: numbers.Changing) -> bool:
-    own = [one.read() for one in changing.places]
+    own = [place.read() for place in changing.places]
     call = captured.call((*bound.values, *own), bound.leaves)
     call.binder = with_places(call.binder, changing.places)
     watched = numbers.noted_run(captured, call, range(len(bound.values), len(call.values)))

@@ -80,7 +80,7 @@ def _text(part: Any) -> str:
 
 def _tensor(old: Entry, call: Call) -> tuple[str, str, str] | None:
     assert old.plan is not None
-    planned = {one.path: one.tensor for one in old.plan.placeholders}
+    planned = {placeholder.path: placeholder.tensor for placeholder in old.plan.placeholders}
     for path, leaf in call.paths():
         if isinstance(leaf, torch.Tensor) and path in planned:
             info, before = tensor_meta.tensor_info(leaf), planned[path]

@@ -100,7 +100,7 @@ class Watched:
     def values(self, own: Sequence[Number]) -> list[Number] | None:
         """All numbers that the body computes of its own; None where Python cannot."""
         try:
-            return [one.value(own) for one in self.formulas]
+            return [formula.value(own) for formula in self.formulas]
         except (ArithmeticError, ValueError, TypeError):
             return None
 

@@ -50,7 +50,7 @@ def state_moved(
     guard = None
     if moves_and_others is None or not moves_and_others[0]:
         guard = _in_place(captured, entry, node, values, leaves)
-        moves_and_others = _moves(node, leaves, [one.tensor for one in guard.owners]) if guard is not None else None
+        moves_and_others = _moves(node, leaves, [owner.tensor for owner in guard.owners]) if guard is not None else None
     if moves_and_others is None or not (moves_and_others[0] or guard is not None):
         return Reply(Verdict.OBSERVE)
     moves, others = moves_and_others
@@ -283,7 +283,7 @@ def _settle(node: Node, moves: Sequence[Move], leaves: Sequence[Any]) -> None:
 def _note_moved(captured: Captured, moves: Sequence[Move]) -> None:
     where = source_location.user_location()
     moved = tuple(
-        Moved(path=one.path, before_addr=one.before, after_addr=one.tensor.data_ptr(), where=where) for one in moves
+        Moved(path=move.path, before_addr=move.before, after_addr=move.tensor.data_ptr(), where=where) for move in moves
     )
     captured.note_findings(compile_plan(captured.annotation, captured.bare_facts(moved=moved)))
 

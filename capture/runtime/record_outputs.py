@@ -26,7 +26,7 @@ def own_values(outputs: OutputPlan, call: Call, described: DescribedRun) -> list
 def kept_values(described: DescribedRun) -> list[Any]:
     """Each leaf of the results and the effects, as the run left it."""
     return [
-        leaf.value for leaf in (*described.outputs, *(one for effect in described.effects for one in effect.leaves))
+        leaf.value for leaf in (*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves))
     ]
 
 

@@ -143,7 +143,7 @@ class Region:
     ) -> None:  # fmt: skip
         self._captured, self._backend = captured, backend
         self.uses: Sequence[GradientUse] = facts.gradients
-        argument_paths = {one.path for one in facts.placeholders if one.kind != "implicit"}
+        argument_paths = {placeholder.path for placeholder in facts.placeholders if placeholder.kind != "implicit"}
         self._lends = any(use.path not in argument_paths for use in self.uses) and leaf_swap.is_needed(
             torch.device(backend.name)
         )
@@ -268,7 +268,7 @@ class Region:
             inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
             frame = Frame(self, program, inner, kept, pair.attached)
             if program.again.blocks:
-                frame.owners = [one() for one in program.again.owners]
+                frame.owners = [owner() for owner in program.again.owners]
                 frame.states = program.again.states(pair.begin_state, is_replay=is_replay)
             wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
             receivers: Sequence[torch.Tensor] = parameters
@@ -470,7 +470,9 @@ class _Backward:
         result = self.captured.straight(*values)
         if result is MISS:
             inputs = (*tensors[: len(program.checked)], *grads, *buffers)
-            is_batch = not all(one is None or capabilities.has_memory(one) for one in inputs)  # ``is_grads_batched``
+            is_batch = not all(
+                input_ is None or capabilities.has_memory(input_) for input_ in inputs
+            )  # ``is_grads_batched``
             result = self._run(*values) if is_batch else self.captured.dispatch(self.captured, values, {})
         gradients: Sequence[Any] = result
         return gradients
@@ -489,7 +491,7 @@ class _Backward:
         program = self._programs[worker()]()
         if program is None or min(positions) < (first := len(program.wanted)):
             return ()
-        return [program.now_parameters[one - first] for one in positions]
+        return [program.now_parameters[position - first] for position in positions]
 
     def _run(self, *values: Any) -> tuple[Any, ...]:
         program = self._program()
@@ -594,7 +596,7 @@ class Frame:
         higher = self.higher() or _Higher(node)
         self.higher = weakref.ref(higher)
         order = higher_order.Order(higher, self.inner, len(saved), len(inputs), ())
-        made = higher_order.apply(order.after(grads), [*saved, *inputs], [one for one in grads if one is not None])
+        made = higher_order.apply(order.after(grads), [*saved, *inputs], [grad for grad in grads if grad is not None])
         made = made[: len(inputs)]
         if self.anchor is None:
             return made

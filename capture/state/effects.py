@@ -47,7 +47,7 @@ class UsesOfNames:
 
     def has_items_read(self, name: str) -> bool:
         """Something depends on a member of what has this name."""
-        return any(type(one) is tuple and one[0] == name for reads in self.read.values() for one in reads)
+        return any(type(read) is tuple and read[0] == name for reads in self.read.values() for read in reads)
 
 
 def uses_of_names(ran: CodeRun) -> UsesOfNames:
@@ -77,8 +77,8 @@ def classified(before: Snapshot, changes: Sequence[Change], ran: CodeRun | None)
             covered.add(id(members.container))
             change = evolve(change, members=members, after=members.new)
         effects.append(change)
-    effects = [one for one in effects if one.container or id(one.source.holder) not in covered]
-    return _once([_counted(before, one, uses) for one in effects])
+    effects = [effect for effect in effects if effect.container or id(effect.source.holder) not in covered]
+    return _once([_counted(before, effect, uses) for effect in effects])
 
 
 def _once(changes: Sequence[Change]) -> list[Change]:
@@ -144,7 +144,7 @@ def names_holding(before: Snapshot, value: Any) -> list[str]:
 def _is_only_grown(before: Snapshot, container: Any, uses: UsesOfNames) -> bool:
     """Members are added at its end, and nothing else depends on its content."""
     places = list(_places_of(before, container))
-    named = [one for one in places if not _is_of_method(one)]
+    named = [place for place in places if not _is_of_method(place)]
     grows = len(named) < len(places) or any(_name_of(one) in uses.grown or one.kind == "item" for one in named)
     return grows and not uses.is_read("__self__", ()) and all(_may_only_grow(before, one, uses) for one in named)
 

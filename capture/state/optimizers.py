@@ -41,7 +41,9 @@ def _may_step(function: Any) -> bool:
 
 
 def _names_step(code: types.CodeType) -> bool:
-    return "step" in code.co_names or any(_names_step(one) for one in code.co_consts if type(one) is types.CodeType)
+    return "step" in code.co_names or any(
+        _names_step(constant) for constant in code.co_consts if type(constant) is types.CodeType
+    )
 
 
 MOST_MOVES = 2  # runs in a row that each had other settings than the one before
@@ -234,18 +236,20 @@ class Optimizers:
 
     def names_of_islands(self) -> tuple[str, ...]:
         """Classes of the optimizers whose steps are islands."""
-        return tuple(sorted({type(one).__name__ for one in list(self._islands)}))
+        return tuple(sorted({type(island).__name__ for island in list(self._islands)}))
 
     def groups_of_islands(self) -> list[dict[str, Any]]:
         """Their groups of parameters with the settings, which other code may read by name."""
-        return [group for one in self._islands for group in _groups(one)]
+        return [group for island in self._islands for group in _groups(island)]
 
     @contextlib.contextmanager
     def steps_apart(self, island: Callable[..., Any]) -> Iterator[None]:
         """In the block and in this thread, call steps that are islands through ``island(function, args, kwargs)``."""
         with contextlib.ExitStack() as around:
             islands = list(self._islands)
-            schedules = [one for one in list(self._schedules) if any(one.optimizer is other for other in islands)]
+            schedules = [
+                schedule for schedule in list(self._schedules) if any(schedule.optimizer is other for other in islands)
+            ]
             several: list[Stepping] = [*islands, *schedules]
             for stepping in several:
                 around.enter_context(_through(stepping, island))
@@ -260,13 +264,13 @@ class Optimizers:
         ``read``: tensors whose ``grad`` was looked at; ``stand_ins``: ``id`` of tensors that stood for arguments."""
         came = [one.source.holder for one in changed if one.source.name == "grad" and not one.container]
         tensors = [one for one in (*read, *came) if isinstance(one, torch.Tensor)]
-        candidates = {id(one): one for one in tensors if one.is_leaf or one.retains_grad}
+        candidates = {id(tensor): tensor for tensor in tensors if tensor.is_leaf or tensor.retains_grad}
         if not candidates:
             return
         there = {id(tensor) for owners in before.tensors.values() for _, tensor in owners}
         there |= self.parameter_ids()
         there.difference_update(stand_ins)
-        there -= {id(one()) for one in self._parameters}
+        there -= {id(parameter()) for parameter in self._parameters}
         self._parameters += [weakref.ref(one) for key, one in candidates.items() if key in there]
 
     def parameter_ids(self) -> set[int]:

@@ -268,7 +268,7 @@ def _members(state: Snapshot, source: Source, value: Any) -> list[Found]:
         if (content := content_of(value)) is not None:
             state.states.append((source, value, content))
         return []
-    return [(one, one.get()) for one in _open_members(state, source, value)]
+    return [(open_member, open_member.get()) for open_member in _open_members(state, source, value)]
 
 
 def _by_name(state: Snapshot, source: Source, value: Any) -> list[Found]:
@@ -305,7 +305,7 @@ def _of_function(state: Snapshot, source: Source, function: types.FunctionType) 
             _namespace(state, "global", module.__dict__, module.__dict__, f"{name}.", None)
     members = _namespace(state, "attribute", function, function.__dict__, f"{source.path}.", source)
     places = [Source("attribute", function, name, f"{source.path}.{name}", source) for name in _DEFAULTS]
-    return members + [(one, value) for one in places if (value := one.get())]
+    return members + [(place, value) for place in places if (value := place.get())]
 
 
 def _namespace(
@@ -315,7 +315,7 @@ def _namespace(
     mentions."""
     if id(holder) in state.namespaces:
         return []
-    while prefix and any(one.prefix == prefix for one in state.namespaces.values()):
+    while prefix and any(namespace.prefix == prefix for namespace in state.namespaces.values()):
         prefix = f"{prefix[:-1]}'."
     made = state.namespaces[id(holder)] = Namespace(
         kind, holder, prefix, parent, names, tuple(names), tuple(names.values())
@@ -410,7 +410,7 @@ def module_sources(module: torch.nn.Module, source: Source) -> list[Found]:
 
 def _hook_sources(module: torch.nn.Module, source: Source) -> list[Found]:
     own = module.__dict__
-    return [one for name in _HOOKS if (table := own[name]) for one in _hooks(source, name, table)]
+    return [hook for name in _HOOKS if (table := own[name]) for hook in _hooks(source, name, table)]
 
 
 def keys_of_hooks(module: torch.nn.Module) -> tuple[tuple[Any, ...], ...]:

@@ -47,7 +47,7 @@ class Unreached:
 
     def starts(self) -> list[tuple[Any, str]]:
         """What is still there, with a path for each."""
-        return [(one.holder(), one.path) for one in self.roots()]
+        return [(root.holder(), root.path) for root in self.roots()]
 
     def roots(self) -> list[Source]:
         """The same for a walk over state: no arguments, which each call has anew."""
@@ -77,7 +77,7 @@ class Unreached:
         """Look for functions that ran and that ``state`` did not come to. True: there were some. ``given``: classes of
         the arguments. ``runs_operators``: replays run the Python code of operators, so what that leaves behind is left
         as in the body."""
-        codes = {code for code, scopes in ran.codes.items() if any(scope_of(one.get("__name__")) for one in scopes)}
+        codes = {code for code, scopes in ran.codes.items() if any(scope_of(scope.get("__name__")) for scope in scopes)}
         codes -= self._looked_for | (ran.below if runs_operators else set()) | _made_by(ran)
         codes = {code for code in codes if not code.co_filename.startswith(_INSTALLED)}
         found, self._entered = self._entered, []
@@ -88,10 +88,10 @@ class Unreached:
             codes -= _with_inner(one.__code__ for one in (*entered, *state.forwards))
         if codes:  # not of a small body, whose first call would wait longest for what follows
             methods = [one for one in _methods_in(state.namespaces.values()) if one.__code__ in codes]
-            codes -= _with_inner(one.__code__ for one in methods)
+            codes -= _with_inner(method.__code__ for method in methods)
             kinds = [*given, *_named_classes(ran)]  # their objects are made, or reached
             codes -= _with_inner(one.__code__ for kind in kinds for one in _methods_of(kind) if not _keeps_state(one))
-            codes = {one for one in codes if _may_keep_state(one, ran.codes[one])}
+            codes = {code for code in codes if _may_keep_state(code, ran.codes[code])}
             alone, is_open = self._held_by_others(codes) if codes else ([], False)
             found += [(one, _name_of(one)) for one in (*filter(_keeps_state, methods), *alone)]
         reached = {id(value) for value, _ in self.starts()}
@@ -104,13 +104,13 @@ class Unreached:
         such of which frames have to tell."""
         by_id = {id(code) for code in codes}
         functions = [
-            one for one in gc.get_referrers(*codes)
-            if type(one) is types.FunctionType and id(one.__code__) in by_id
+            referrer for referrer in gc.get_referrers(*codes)
+            if type(referrer) is types.FunctionType and id(referrer.__code__) in by_id
         ]  # fmt: skip
         holders = gc.get_referrers(*functions) if functions else []  # code of ``eval`` has none
-        wrappers = [one for one in holders if isinstance(one, _WRAPPERS)]
+        wrappers = [holder for holder in holders if isinstance(holder, _WRAPPERS)]
         holders += gc.get_referrers(*wrappers) if wrappers else []
-        tables = {id(one) for one in holders if type(one) is dict}
+        tables = {id(holder) for holder in holders if type(holder) is dict}
         methods = {code: list[Any]() for code in codes}
         for kind in _all_classes():
             if not tables.isdisjoint(map(id, gc.get_referents(kind))):
@@ -122,7 +122,7 @@ class Unreached:
                         methods[one.__code__] += objects
         alone, is_open = list[Any](), False
         for code in codes:
-            those = [one for one in functions if one.__code__ is code]
+            those = [function for function in functions if function.__code__ is code]
             for candidates in (those, methods[code]):
                 if len(candidates) == 1:
                     alone += candidates
@@ -172,7 +172,7 @@ def _named_classes(ran: CodeRun) -> list[type]:
 def _made_by(ran: CodeRun) -> set[types.CodeType]:
     """Code of functions that the run itself made, and of methods of classes of which it made objects: those are others
     in each run. What an earlier run made is looked for when the run that made it is over."""
-    made = {one for code in ran.codes for one in code.co_consts if type(one) is types.CodeType}
+    made = {constant for code in ran.codes for constant in code.co_consts if type(constant) is types.CodeType}
     owners = {_owner_of(code) for code in ran.codes if code.co_name in _MAKING}
     return made | {code for code in ran.codes if not code.co_freevars and _owner_of(code) in owners}
 
@@ -218,12 +218,16 @@ def _with_inner(codes: Iterable[types.CodeType]) -> set[types.CodeType]:
     """These, and all code that is written in them."""
     found = list(codes)
     for code in found:
-        found += [one for one in code.co_consts if type(one) is types.CodeType]
+        found += [constant for constant in code.co_consts if type(constant) is types.CodeType]
     return set(found)
 
 
 def _all_classes() -> list[type]:
-    return [one for one in gc.get_objects() if issubclass(type(one), type) and is_of_users(one.__module__)]
+    return [
+        candidate
+        for candidate in gc.get_objects()
+        if issubclass(type(candidate), type) and is_of_users(candidate.__module__)
+    ]
 
 
 def _objects_of(kind: type) -> list[Any]:
@@ -231,7 +235,7 @@ def _objects_of(kind: type) -> list[Any]:
     below = {kind: None}
     for one in below.copy():
         below |= dict.fromkeys(type.__subclasses__(one))
-    return [one for one in gc.get_referrers(*below) if type(one) in below and _has_reference(one)]
+    return [referrer for referrer in gc.get_referrers(*below) if type(referrer) in below and _has_reference(referrer)]
 
 
 def _has_reference(value: Any) -> bool:

@@ -46,7 +46,7 @@ def assert_replayed(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwar
     __tracebackhide__ = True  # pytest shows the caller's line
     begin = time.perf_counter()
     counts = _Counts(captured_states(function))
-    limit = _WARM_CALLS + max((one.annotation.warmup for one in counts.states), default=1)
+    limit = _WARM_CALLS + max((state.annotation.warmup for state in counts.states), default=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         try:
@@ -140,7 +140,7 @@ class _EagerFunction:
     def text(self) -> str:
         """The block of the message about this function."""
         head = f"{self.log.function} became eager"
-        blocks = [one.message(function=self.log.function) for one in self.findings.values()]
+        blocks = [finding.message(function=self.log.function) for finding in self.findings.values()]
         return "\n".join([head, *(blocks or self.reasons)])
 
 

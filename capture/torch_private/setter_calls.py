@@ -87,7 +87,9 @@ def _functions(names: dict[str, Any]) -> Iterator[types.FunctionType]:
 
 def _codes(code: types.CodeType, names: frozenset[str], *, is_property: bool) -> Iterator[types.CodeType]:
     """The code and what is nested in it, where it names one of these; of a property's ``__set__`` always."""
-    built = any(isinstance(one, str) and one.startswith("_set_") for one in code.co_consts)  # a name put together
+    built = any(
+        isinstance(constant, str) and constant.startswith("_set_") for constant in code.co_consts
+    )  # a name put together
     if is_property or built or not names.isdisjoint(code.co_names):
         yield code
     for inner in code.co_consts:

@@ -95,7 +95,7 @@ def _set_up() -> None:
     libtorch = library("libtorch_cpu")
     functions = [getattr(libtorch, f"aoti_torch_get_{name}") for name in _FUNCTIONS]
     native.use_abi(
-        functions=tuple([ctypes.cast(one, ctypes.c_void_p).value for one in functions]),
+        functions=tuple([ctypes.cast(function, ctypes.c_void_p).value for function in functions]),
         impl_at=_place_of_impl(),
         base=torch._C.TensorBase,
         plain=_PLAIN,

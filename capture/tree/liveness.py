@@ -181,7 +181,7 @@ def only_gradients(
 
 
 def _references(bases: dict[int, Any]) -> list[int]:
-    return [sys.getrefcount(one) for one in bases.values()]
+    return [sys.getrefcount(base) for base in bases.values()]
 
 
 def _probe_base() -> int:

@@ -226,7 +226,7 @@ class OutputPlan:
         shared_storages = [shared for number in self.gradients if (shared := self.shared_storages[number]) is not None]
         watched = [self.live[number] for number in self.gradients]
         if len(shared_storages) != len(watched) or not all(
-            map(operator.is_, [one.held for one in shared_storages], watched)
+            map(operator.is_, [shared_storage.held for shared_storage in shared_storages], watched)
         ):
             return False
         if self.fresh is None:

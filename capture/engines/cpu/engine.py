@@ -174,7 +174,7 @@ def _written_positions(watched: ObservedRun, inputs: Sequence[Input]) -> set[int
             external = externals.get(id(leaf.untyped_storage()))
             if id(leaf) in versions or (external is not None and external.mutation is not None):
                 positions.add(position)
-    return positions & {one.position for one in inputs if one.how in ("copy", "copy-back")}
+    return positions & {input_.position for input_ in inputs if input_.how in ("copy", "copy-back")}
 
 
 def _unresolved(kept: Sequence[KeptLeaf], recorder: TapeRecorder) -> str | None:
@@ -263,8 +263,8 @@ class _Staged:
 
     def signature(self) -> tuple[Any, ...]:
         """How inputs reach the tape, in a form that can be compared."""
-        singles = [(one.position, one.block) for one in self.staging.singles]
-        groups = [(tuple(one.members), one.block, one.lead) for one in self.staging.groups]
+        singles = [(single.position, single.block) for single in self.staging.singles]
+        groups = [(tuple(group.members), group.block, group.lead) for group in self.staging.groups]
         return (*singles, *groups)
 
     def _groups(self) -> list[InputGroup]:
@@ -334,7 +334,7 @@ class TapeRecorder(ObserveMode):
 
     def _fill_pool_copies(self, tensors: Iterable[torch.Tensor]) -> None:
         """Copy the values: steps are proven on the registers, which lie in the copies."""
-        for key in {id(one.untyped_storage()) for one in tensors} & set(self._pool_copies):
+        for key in {id(tensor.untyped_storage()) for tensor in tensors} & set(self._pool_copies):
             storage, pool_copy = self._pool_copies[key]
             whole = Geometry(dtype=torch.uint8, offset=0, shape=(storage.nbytes(),), stride=(1,))
             over(pool_copy, whole).copy_(over(storage, whole))

@@ -104,12 +104,12 @@ def lift(first: Tape, second: Tape, numbers: NumbersToLift) -> TapeNumbers | str
             comparison.compare(a, b)
     except _OtherTapeError:
         return "operators get what was computed from a number, or get one where it is more than a value"
-    alike = list(dict.fromkeys(found for places in comparison.places.values() for found in places.values()))
+    alike = list(dict.fromkeys(place for places in comparison.places.values() for place in places.values()))
     powers = {
         found
         for step in second.steps if "pow" in step.name for found in comparison.places.get(id(step), {}).values()
     }  # fmt: skip
-    if any(float(value).is_integer() for found in powers for value in (then[found[0]], now[found[0]])):
+    if any(float(value).is_integer() for power in powers for value in (then[power[0]], now[power[0]])):
         return "a whole number is an exponent"
     places = {
         step: {place: alike.index(found) for place, found in places.items()}
@@ -118,7 +118,7 @@ def lift(first: Tape, second: Tape, numbers: NumbersToLift) -> TapeNumbers | str
     registers = second.lift(places, [now[found[0]] for found in alike])
     used = tuple(number for found in alike for number in found)
     of_register = [register for register, found in zip(registers, alike, strict=True) for _ in found]
-    of_powers = frozenset(at for at, number in enumerate(used) if any(number in found for found in powers))
+    of_powers = frozenset(at for at, number in enumerate(used) if any(number in power for power in powers))
     return TapeNumbers(second, used, of_register, of_powers)
 
 

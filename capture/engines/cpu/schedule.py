@@ -39,7 +39,7 @@ def schedule(steps: Sequence[Any], memory_of: Sequence[int], registers_of: Any) 
             writes.add(_GENERATORS)
         followed = [barrier] if step.order != "barrier" else [*range(number)]
         followed += [memories[one].written for one in reads | writes if one in memories]
-        followed += [memories[one].read for one in writes if one in memories]
+        followed += [memories[write].read for write in writes if write in memories]
         last = max((one for one in followed if one is not None), key=levels.__getitem__, default=None)
         before.append(last)
         levels.append(0 if last is None else levels[last] + 1)

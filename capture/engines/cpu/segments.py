@@ -41,7 +41,7 @@ class _Written:
 
     def storages(self) -> list[torch.UntypedStorage]:
         """The storages that it lies on now."""
-        found = [one.storage if one.owner is None else one.owner.untyped_storage() for one in self.roots]
+        found = [root.storage if root.owner is None else root.owner.untyped_storage() for root in self.roots]
         return [one for one in found if one is not None]
 
 
@@ -154,7 +154,7 @@ class SegmentedTape(Tape):
     def _generators(self, leaves: Sequence[Any]) -> list[torch.Generator]:
         """Those that segments draw from, up to the last break, in this call."""
         given = {generator_id(known): leaves[at] for at, known in self.generators.items()}
-        drew = {generator_id(one): one for one in self._written.generators}
+        drew = {generator_id(generator): generator for generator in self._written.generators}
         return [given.get(key, one) for key, one in drew.items()]
 
     def segment(self, number: int) -> Callable[[Sequence[Any]], None]:

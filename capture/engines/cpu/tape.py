@@ -388,7 +388,7 @@ class Tape:
         if objected or step.single is not isinstance(outs, torch.Tensor):
             return False
         outs = [outs] if step.single else list(outs)
-        same = len(outs) == len(results) and all(isinstance(one, torch.Tensor) for one in outs)
+        same = len(outs) == len(results) and all(isinstance(out, torch.Tensor) for out in outs)
         return same and all(
             one.stride() == result.stride() and same_bits(one, result)
             for one, result in zip(outs, results, strict=True)
@@ -549,7 +549,10 @@ class Tape:
             with torch.no_grad():
                 args = self.value(with_tensors(step.args, step.numbers))
                 kwargs = {key: self.value(v) for key, v in step.kwargs.items()}
-                written = [torch.empty_strided(one.shape, one.stride, dtype=one.dtype) for one in geometries]
+                written = [
+                    torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype)
+                    for geometry in geometries
+                ]
                 into = {"out": written[0] if step.single else tuple(written)} if step.form == "out" else {}
                 first, objected = warned(step.function, *args, **kwargs, **into)
                 given, objects = warned(step.function, *args, **kwargs)
@@ -561,7 +564,7 @@ class Tape:
         if objected or objects or not (isinstance(first, kind) and isinstance(given, kind)):
             return False
         both = [[one] if step.single else list(one) for one in (first, given)]
-        storages = {id(one.untyped_storage()) for one in self.registers if isinstance(one, torch.Tensor)}
+        storages = {id(register.untyped_storage()) for register in self.registers if isinstance(register, torch.Tensor)}
         return len(both[1]) == len(geometries) and all(
             is_whole(one)
             and id(one.untyped_storage()) not in storages
@@ -596,11 +599,11 @@ class Tape:
         if others and math.prod(first.shape) * first.dtype.itemsize != output.block.nbytes:
             return False  # the output is a part of a step's result
         copied = {out[1] for step in self._steps if step.form == "copy" for out in step.outs if out is not None}
-        alike = all(one.dtype is first.dtype and not one.conj for one in root.registers)
+        alike = all(register.dtype is first.dtype and not register.conj for register in root.registers)
         return alike and (others.isdisjoint(copied) if others else True)
 
     def _kept_root(self, block: Block) -> TapeMemory:
-        return next(one for one in self._roots if one.is_kept and _begin(one) == block.address)
+        return next(root for root in self._roots if root.is_kept and _begin(root) == block.address)
 
     def avoid(self, block: Block) -> bool:
         """Intermediate results and copies of inputs that lie there get memory of their own."""
@@ -679,7 +682,7 @@ class Tape:
     def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
         """All of them. A tape keeps no reference to them between calls."""
         roots = {root.path: root for root in self._roots if root.is_argument}
-        self._bound += [(one, roots[one.path]) for one in inputs if one.path in roots]
+        self._bound += [(input_, roots[input_.path]) for input_ in inputs if input_.path in roots]
         self.replay = self._make_replay()
         return frozenset(one.path for one, _ in self._bound)
 

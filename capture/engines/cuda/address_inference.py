@@ -79,8 +79,8 @@ class RangeIndex:
     def __attrs_post_init__(self) -> None:
         ranges = sorted(self.ranges, key=lambda one: one.begin)
         object.__setattr__(self, "ranges", ranges)
-        object.__setattr__(self, "_begins", [one.begin for one in ranges])
-        object.__setattr__(self, "_longest", max((one.nbytes for one in ranges), default=0))
+        object.__setattr__(self, "_begins", [range_.begin for range_ in ranges])
+        object.__setattr__(self, "_longest", max((range_.nbytes for range_ in ranges), default=0))
 
     def find(self, value: int) -> list[TensorRange]:
         """All ranges around an address; several where tensors share memory."""
@@ -105,9 +105,9 @@ def infer_addresses(
     """
     if len(recorded) != len(again):
         return CaptureDifference(f"a second capture has {len(again)} nodes instead of {len(recorded)}")
-    before = RangeIndex([one for one in ranges if one.nbytes])
-    now = RangeIndex([evolve(one, begin=one.now) for one in before.ranges])
-    shifts = {one.now - one.begin for one in before.ranges} - {0}
+    before = RangeIndex([range_ for range_ in ranges if range_.nbytes])
+    now = RangeIndex([evolve(range_, begin=range_.now) for range_ in before.ranges])
+    shifts = {range_.now - range_.begin for range_ in before.ranges} - {0}
 
     def is_address(old: int, new: int) -> bool:
         """In known tensors in both captures, or beside one that moved."""

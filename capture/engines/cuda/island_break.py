@@ -106,7 +106,9 @@ class IslandBreak:
             lent.append((block, first.untyped_storage()))
         for number, owner, given in self._owned:
             tensors[number] = given.among([owner.get(leaves)])
-        args, kwargs, values = (filled(one, Slot, lambda slot: tensors[slot.number]) for one in self._templates)
+        args, kwargs, values = (
+            filled(template, Slot, lambda slot: tensors[slot.number]) for template in self._templates
+        )
         return IslandCall(
             self.function, args, kwargs, self.grad, lent, beside, generators, Before(self.places, values)
         )  # fmt: skip

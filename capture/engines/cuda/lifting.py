@@ -152,20 +152,20 @@ def learn_numbers(
     uses = others[0].uses
     if any(one.uses != uses for one in others):
         return Refusal("operators get the numbers otherwise in another capture")
-    difference = next((found for one in samples[1:] if (found := _difference(samples[0], one, uses))), None)
+    difference = next((found for sample in samples[1:] if (found := _difference(samples[0], sample, uses))), None)
     if difference is not None:
         return Refusal(difference)
     smallest, words = min(4, *[kind.itemsize for one in others for kind in one.kinds]), [node.words for node in nodes]
-    places = infer_numbers(words, [one.launched for one in samples], uses, smallest, same)
+    places = infer_numbers(words, [sample.launched for sample in samples], uses, smallest, same)
     while isinstance(places, NumberRefusal) and places.may_be_left and same < len(_FILLINGS):
         same += 1
         if (refusal := capture(again[0], same - 1)) is not None:
             return refusal
-        places = infer_numbers(words, [one.launched for one in samples], uses, smallest, same)
+        places = infer_numbers(words, [sample.launched for sample in samples], uses, smallest, same)
     if isinstance(places, NumberRefusal):
         return Refusal(places.reason, kernel=None if places.node is None else nodes[places.node].name())
     used = tuple(sorted({use.number for use in uses}))
-    alike = _alike(used, [one.launched for one in samples])
+    alike = _alike(used, [sample.launched for sample in samples])
     powers = frozenset(used.index(use.number) for use in uses if "pow" in use.name)
     of_used = tuple(evolve(place, number=used.index(place.number)) for place in places)
     own = tuple(samples[0].launched.numbers[number] for number in used)
@@ -181,7 +181,7 @@ def _alike(used: Sequence[int], samples: Sequence[NumberSample]) -> list[tuple[i
     """Numbers that were equal to one of the used ones in every capture: which one of those, and the other."""
 
     def told(number: int) -> list[tuple[type, str]]:
-        return [_told(one.numbers[number]) for one in samples]
+        return [_told(sample.numbers[number]) for sample in samples]
 
     known = {number: told(number) for number in range(len(samples[0].numbers))}
     return [

@@ -106,12 +106,12 @@ class MemoryRecorder(GraphRecorder):
         if _is_unknown(op) or any(not self._is_plain(one) for one in (*arguments, *made)):
             return OperatorMemory(op.name, *nodes, is_barrier=True)
         writes = {_span_of(one) for one, _ in written(op, args, kwargs)}
-        inputs = {id(one.untyped_storage()) for one in arguments}
+        inputs = {id(argument.untyped_storage()) for argument in arguments}
         for one in made:
             storage = one.untyped_storage()
             whole = storage.data_ptr(), storage.data_ptr() + nbytes_of(storage)
             writes.add(_span_of(one) if id(storage) in inputs else whole)
-        reads = {_span_of(one) for one in arguments} - writes
+        reads = {_span_of(argument) for argument in arguments} - writes
         return OperatorMemory(op.name, *nodes, tuple(sorted(reads)), tuple(sorted(writes)), hidden=hidden)
 
     def _is_plain(self, tensor: torch.Tensor) -> bool:

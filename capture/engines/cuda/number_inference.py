@@ -194,7 +194,7 @@ def infer_numbers(
         if node.closed is not None and node.kind == "other":
             return NumberRefusal(node.closed, at)
         twins = [sample.nodes[at] for sample in samples]
-        if any((one.kind, one.same, len(one.words)) != (node.kind, node.same, len(node.words)) for one in twins):
+        if any((twin.kind, twin.same, len(twin.words)) != (node.kind, node.same, len(node.words)) for twin in twins):
             return NumberRefusal("another number launches something else there", at)
         found = _places(at, node, twins, samples, used, smallest, same)
         if isinstance(found, NumberRefusal):
@@ -237,9 +237,9 @@ def _places(
     node: int, recorded: NodeParameters, twins: Sequence[NodeParameters], samples: Sequence[NumberSample],
     used: Sequence[int], smallest: int, same: int,
 ) -> list[NumberPlace] | NumberRefusal:  # fmt: skip
-    if all(one.words == twins[0].words for one in twins):
+    if all(twin.words == twins[0].words for twin in twins):
         return []
-    block = _Bytes(_bytes_of(recorded), [_bytes_of(one) for one in twins], smallest, same)
+    block = _Bytes(_bytes_of(recorded), [_bytes_of(twin) for twin in twins], smallest, same)
     if recorded.kind != "kernel":
         return NumberRefusal("a copy follows the number", node) if block.varies - block.noise else []
     found: dict[tuple[int, int, int], list[Form]] = {}
@@ -274,14 +274,14 @@ def _places(
 
 def _told(at: int, samples: Sequence[NumberSample], node: int) -> str:
     """The word around a byte in each capture; a star marks an address of the recording's own memory."""
-    words = [(one.nodes[node].words[at // 8], one.is_own_memory) for one in samples]
+    words = [(sample.nodes[node].words[at // 8], sample.is_own_memory) for sample in samples]
     return ", ".join(f"{word:#x}{'*' * is_own(word)}" for word, is_own in words)
 
 
 def _is_address(at: int, samples: Sequence[NumberSample], node: int, same: int) -> bool:
     """The byte is of a word that is an address in every capture, or nothing in some. What is no more than 4 bytes may
     be a number by itself, so it has to differ between captures with the same numbers, too."""
-    words = [one.nodes[node].words[at // 8] for one in samples]
+    words = [sample.nodes[node].words[at // 8] for sample in samples]
     if all(one.is_own_memory(word) for one, word in zip(samples, words, strict=True)):
         return True
     if max(words) <= 0xFFFF_FFFF and len(set(words[:same])) == 1:

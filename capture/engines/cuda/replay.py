@@ -279,9 +279,9 @@ class CudaRecording:
 
         def first(leaves: Sequence[Any]) -> None:
             generators = self._capture.generators()
-            before = [one.get_state() for one in generators]
+            before = [generator.get_state() for generator in generators]
             step(leaves)
-            self.draws = not all(map(torch.equal, before, [one.get_state() for one in generators]))
+            self.draws = not all(map(torch.equal, before, [generator.get_state() for generator in generators]))
             self._replay_by(step if self.draws else self._make_replay())
 
         return first
@@ -432,7 +432,7 @@ class CudaRecording:
         """Those of which the bindings know all words."""
         if self._bindings is None:
             return frozenset()
-        learned = [one for one in inputs if self._bindings.knows([one.path])]
+        learned = [input_ for input_ in inputs if self._bindings.knows([input_.path])]
         if learned:
             earlier = self._bound.inputs if self._bound is not None else ()
             self._bound = BoundInputs(self._pool, self._bindings, (*earlier, *learned))

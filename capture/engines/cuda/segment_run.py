@@ -222,7 +222,7 @@ class SegmentRun:
         return [(Owner(at, None if at is not None else one), one) for at, one in found]
 
     def _owners_of(self, externals: Iterable[External]) -> list[Owner]:
-        found = [next(iter(self._owners(one.tensor)), None) for one in externals]
+        found = [next(iter(self._owners(external.tensor)), None) for external in externals]
         return [one[0] for one in found if one is not None]
 
     def _outside(self, trace: RunTrace) -> list[External]:
@@ -373,7 +373,8 @@ def keep(
 def _uncounted(staging: Staging) -> Staging:
     """The same buffers, as tensors whose writes nobody counts as the body's."""
     singles = [
-        evolve(one, tensor=over(one.tensor.untyped_storage(), Geometry.of(one.tensor))) for one in staging.singles
+        evolve(single, tensor=over(single.tensor.untyped_storage(), Geometry.of(single.tensor)))
+        for single in staging.singles
     ]
     return evolve(staging, singles=singles)
 

@@ -33,8 +33,8 @@ class SegmentedGraphs(CudaRecording):
         self._copy_out: Step | None = None
         staged = self._input_copies.staging
         self._staged = (
-            *((one.position, one.block) for one in staged.singles),
-            *((tuple(one.members), one.block, one.lead) for one in staged.groups),
+            *((single.position, single.block) for single in staged.singles),
+            *((tuple(group.members), group.block, group.lead) for group in staged.groups),
         )
 
     @override

@@ -160,7 +160,9 @@ def gradient_reads(
     def differentiate(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         if threading.get_ident() == thread:
-            read.extend(one for one in inputs if isinstance(one, torch.Tensor) and id(one) in watched_tensors)
+            read.extend(
+                input_ for input_ in inputs if isinstance(input_, torch.Tensor) and id(input_) in watched_tensors
+            )
         return original(outputs, inputs, *args, **kwargs)
 
     grad = property(read_grad, write_grad, _GRAD.__delete__)
