@@ -493,21 +493,21 @@ class _ClassNow:
     def of(self, receiver: Any) -> Callable[..., Any]:
         """The bound method, as it would be without an attribute of the instance."""
         kind = type(receiver)
-        found = inspect.getattr_static(kind, self.name)  # each class of modules has one
-        if not isinstance(found, types.FunctionType):
-            bound: Callable[..., Any] = found.__get__(receiver, kind) if hasattr(type(found), "__get__") else found
+        stored = inspect.getattr_static(kind, self.name)  # each class of modules has one
+        if not isinstance(stored, types.FunctionType):
+            bound: Callable[..., Any] = stored.__get__(receiver, kind) if hasattr(type(stored), "__get__") else stored
             return bound
-        if found not in self.made:
-            self.made[found] = self._captured(found)
-        return types.MethodType(self.made[found], receiver)
+        if stored not in self.made:
+            self.made[stored] = self._captured(stored)
+        return types.MethodType(self.made[stored], receiver)
 
-    def _captured(self, found: types.FunctionType) -> Any:
-        if _handle_of(found) is not None or _suspended(found) is not None:
-            return found
+    def _captured(self, function: types.FunctionType) -> Any:
+        if _handle_of(function) is not None or _suspended(function) is not None:
+            return function
         try:
-            wrapper = _method(found, self.options)
+            wrapper = _method(function, self.options)
         except AnnotationError:  # options such as ``static=`` name what this one does not take
-            return found
+            return function
         successor = wrapper.__dict__[_HANDLE]
         self.handle.successors.append(successor)
         return wrapper

@@ -273,7 +273,7 @@ class Warmup(_ToBeCalled[P]):
             lambda args, kwargs: values_of_call(captured, self._function, args, kwargs),
         )
         if captured.sizes is not None:
-            values = [one for case in values for one in captured.sizes.cases(case)]
+            values = [values_of_size for case in values for values_of_size in captured.sizes.cases(case)]
         return _warmup.warm_up_all(captured, values, progress)
 
 

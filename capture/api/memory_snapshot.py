@@ -89,13 +89,13 @@ def _named_blocks(segment: dict[str, Any], outputs: Sequence[_Output]) -> Iterat
         inside = [output for output in outputs if output.is_within(begin, at)]
         cuts = {begin, at}
         if block["state"] == "inactive":
-            cuts |= {cut for one in inside for cut in (one.begin, one.end) if begin < cut < at}
+            cuts |= {cut for output in inside for cut in (output.begin, output.end) if begin < cut < at}
         for first, last in itertools.pairwise(sorted(cuts)):
-            here = [one for one in inside if one.is_within(first, last)]
+            here = [output for output in inside if output.is_within(first, last)]
             part = {**block, "address": first, "size": last - first}
-            if any(one.is_used for one in here):
+            if any(output.is_used for output in here):
                 part |= {"state": "active_allocated", "requested_size": last - first}
-            frames = [_frame(one.name, one.captured) for one in here] or [_frame(_POOL)]
+            frames = [_frame(output.name, output.captured) for output in here] or [_frame(_POOL)]
             yield {**part, "frames": [*frames, *block.get("frames", [])]}
 
 

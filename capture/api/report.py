@@ -104,7 +104,7 @@ def collect() -> RunData:
     paths = module_paths([state.receiver for state in states])
     return RunData(
         made_with=made_with,
-        functions=tuple(_function(one, begin, path) for one, path in zip(states, paths, strict=True)),
+        functions=tuple(_function(state, begin, path) for state, path in zip(states, paths, strict=True)),
     )
 
 

@@ -107,7 +107,11 @@ def _limit_reached(captured: Captured, entry: Entry, call: Call, tree: Tree, *, 
     as keys that never repeat."""
     _, plan = limit_plan(captured, entry, call, tree)
     family = captured.families.get(entry.key[:-1])
-    if entry.plan is None and family is not None and [one.in_use() for one in family.entries.values()] == [entry]:
+    if (
+        entry.plan is None
+        and family is not None
+        and [entry_of_family.in_use() for entry_of_family in family.entries.values()] == [entry]
+    ):
         del captured.families[entry.key[:-1]]
     if say:
         captured.report(plan)

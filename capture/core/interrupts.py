@@ -18,8 +18,8 @@ def is_interrupt(error: BaseException) -> bool:
     if not isinstance(error, Exception):
         return True
     at = error.__traceback__
-    set_by_python = (one for number in _SIGNALS if callable(one := _handler_of(number)))
-    handlers = {_code_of(one) for one in set_by_python} - {None}
+    set_by_python = (handler for number in _SIGNALS if callable(handler := _handler_of(number)))
+    handlers = {_code_of(handler) for handler in set_by_python} - {None}
     while handlers and at is not None:
         if at.tb_frame.f_code in handlers:
             return True

@@ -29,8 +29,8 @@ class Schedule:
         """One line: ``"by data: longest path 12 of 97 kernels, at most 8 at once, 0.042 ms instead of 0.101"``."""
         if not self.widths:
             return self.chosen
-        found = f"longest path {len(self.widths)} of {sum(self.widths)} kernels, at most {max(self.widths)} at once"
+        shape = f"longest path {len(self.widths)} of {sum(self.widths)} kernels, at most {max(self.widths)} at once"
         if self.chain_ms is None or self.by_data_ms is None:
-            return f"{self.chosen}; {found}"
+            return f"{self.chosen}; {shape}"
         both = (self.by_data_ms, self.chain_ms) if self.chosen == "by data" else (self.chain_ms, self.by_data_ms)
-        return f"{self.chosen}: {found}, {both[0]:.3f} ms instead of {both[1]:.3f}"
+        return f"{self.chosen}: {shape}, {both[0]:.3f} ms instead of {both[1]:.3f}"

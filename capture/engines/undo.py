@@ -115,10 +115,10 @@ class Undo:
             memory.keep()
             self._whole = memory
         else:
-            known = {address for address, _ in self._whole.addresses} if self._whole is not None else set()
+            whole = {address for address, _ in self._whole.addresses} if self._whole is not None else set()
             for storage in storages:
                 address = storage.data_ptr()
-                if address not in self._contents and address not in known and storage.nbytes():
+                if address not in self._contents and address not in whole and storage.nbytes():
                     self._contents[address] = storage, storage.clone()
         drawn = {id(generator) for generator, _ in self._states}
         self._states += [(generator, generator.get_state()) for generator in generators if id(generator) not in drawn]

@@ -124,14 +124,14 @@ def uses_of(code: types.CodeType) -> Uses:
 def _imported(code: types.CodeType) -> tuple[tuple[str, int], ...]:
     if _IMPORT_NAME not in code.co_code[::2]:
         return ()
-    before, found = list[dis.Instruction](), []
+    before, modules = list[dis.Instruction](), []
     for instruction in dis.get_instructions(code):
         if instruction.opcode == _IMPORT_NAME:
             level = before[-2].argval if len(before) > 1 and type(before[-2].argval) is int else 0
-            found.append((str(instruction.argval), level))
+            modules.append((str(instruction.argval), level))
         if instruction.opname not in ("EXTENDED_ARG", "CACHE"):
             before = [*before[-1:], instruction]
-    return tuple(found)
+    return tuple(modules)
 
 
 def _looked_up(code: types.CodeType) -> set[str]:

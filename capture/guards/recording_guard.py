@@ -132,7 +132,7 @@ class RecordingGuard:
         tensors = []
         for owner in self.owners:
             first, *others = [source.get() for source in owner.sources]
-            if not isinstance(first, torch.Tensor) or any(one is not first for one in others):
+            if not isinstance(first, torch.Tensor) or any(tensor is not first for tensor in others):
                 return None
             tensors.append(first)
         return tensors
@@ -198,7 +198,7 @@ class RecordingGuard:
         pointed there."""
         left = [argument for argument in self.arguments if argument.path in paths]
         self.arguments = [argument for argument in self.arguments if argument not in left]
-        copied = [*self.copied, *((one.position, span_bytes(leaves[one.position])) for one in left)]
+        copied = [*self.copied, *((argument.position, span_bytes(leaves[argument.position])) for argument in left)]
         self.watch(copied, {owner.path for owner in self.owners} | {argument.path for argument in self.arguments})
         self._note_ranges(leaves)
         self._make_check()
@@ -229,8 +229,8 @@ def _as_they_are(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
     if all(
         type(tensor) in TENSOR_TYPES and tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors
     ):
-        found: Callable[[], bool] = static_tensors(tensors)
-        return found
+        check: Callable[[], bool] = static_tensors(tensors)
+        return check
     addresses, metadata = capabilities.address_check(tensors), capabilities.metadata_check(tensors)
     return lambda: addresses() and metadata()
 
@@ -264,8 +264,8 @@ def make_recording_guard(
     )
     paths_of = [path for path, _ in call.paths()]
     static_arguments = [(at, paths_of[at], leaves[at]) for at in static if isinstance(leaves[at], torch.Tensor)]
-    paths = {one.path for one in implicit} | {path for _, path, _ in static_arguments}
-    starts = tuple([id(one) for one, _ in starts_of(call)])
+    paths = {input_.path for input_ in implicit} | {path for _, path, _ in static_arguments}
+    starts = tuple([id(start) for start, _ in starts_of(call)])
     guard = RecordingGuard(ran=frozenset(ran.codes), starts=starts, written=written)
     guard.watch([(position, span_bytes(leaves[position])) for position in copied], paths)
     if (
@@ -290,7 +290,9 @@ def make_recording_guard(
     held = [
         _Held(_add_place(guard, before, before.sources[path][0], replaced, seen)) for path in sorted(before.dropped)
     ]
-    guard.structure += [Guard("value", Source("call", one, None, one.place.path), True) for one in held]
+    guard.structure += [
+        Guard("value", Source("call", container, None, container.place.path), True) for container in held
+    ]
     guard.arguments = [
         StaticArgument(position, path, tensor.data_ptr())
         for position, path, tensor in static_arguments if tensor.numel()
@@ -341,7 +343,7 @@ def changes_of_state(guard: RecordingGuard) -> list[StateChange]:
                 )
     for owner in guard.owners:
         places = [(source, source.get()) for source in owner.sources]
-        differing += [StateChange(one, owner.tensor, now) for one, now in places if now is not owner.tensor]
+        differing += [StateChange(place, owner.tensor, now) for place, now in places if now is not owner.tensor]
     return differing
 
 
@@ -357,10 +359,10 @@ def _is_the_same(
         and guard.ran <= like.ran
         and (like.starts, like.watched, bool(like.copied)) == (guard.starts, guard.watched, bool(guard.copied))
         and [(owner.path, len(owner.sources)) for owner in like.owners] == [(o.path, len(o.owners)) for o in implicit]
-        and not any(one.also for one in implicit)
+        and not any(input_.also for input_ in implicit)
         and [(argument.position, argument.path) for argument in like.arguments]
         == [(at, path) for at, path, tensor in static_arguments if tensor.numel()]
-        and not any(_is_below_argument(source) for one in implicit for source, _ in one.owners)
+        and not any(_is_below_argument(source) for input_ in implicit for source, _ in input_.owners)
         and like.check(leaves) in (OK, OVERLAPS)
     )
 

@@ -144,7 +144,7 @@ def in_place_of(
     where more than that differs. ``latest``: the guards of another recording of the same function."""
     if guard.is_its_own or any(ASKS_WHO.intersection(code.co_names) for code in guard.ran):
         return None
-    starts = tuple([id(one) for one, _ in starts_of(call)])
+    starts = tuple([id(start) for start, _ in starts_of(call)])
     if latest is not None and _is_current(latest, guard, starts, leaves) and _are_same(guard, latest):
         return latest.copy(guard.copied)
     state = snapshot.snapshot(call.roots())
@@ -195,7 +195,7 @@ def _owners(
         tensor = places[0][1] if places and places[0] is not None else None
         if not isinstance(tensor, torch.Tensor) or kind_of(tensor) != guard.kinds[owner.path]:
             return None
-        every = {one.path for one, _ in state.owners(tensor.untyped_storage())} - arguments
+        every = {owner_source.path for owner_source, _ in state.owners(tensor.untyped_storage())} - arguments
         if every != {source.path for source in owner.sources} or any(
             place is None or place[1] is not tensor for place in places
         ):

@@ -319,7 +319,7 @@ class NamedKey:
         """Read one more name from now on: in a dict, or in the ``__dict__`` of an object or class. False if it was read
         before. ``keeper`` gives the dict or object, or None once it is gone."""
         kept = keeper()
-        if any(told() is kept and name == one for told, one in self._told):
+        if any(keeper_of_name() is kept and name == known_name for keeper_of_name, known_name in self._told):
             return False
         self._told.append((keeper, name))
 
@@ -338,10 +338,10 @@ class NamedKey:
         held = getattr(keeper, "__dict__", keeper)
 
         def leads_through(value: Any, attributes: Sequence[str]) -> bool:
-            for one in attributes:
-                if value is keeper and one == name:
+            for attribute_name in attributes:
+                if value is keeper and attribute_name == name:
                     return True
-                value = attribute(value, one)
+                value = attribute(value, attribute_name)
             return value is keeper and type(keeper) in (dict, list)  # compared by its members, if there are few
 
         def is_there(source: NamedSource) -> bool:
@@ -355,8 +355,8 @@ class NamedKey:
         fixed = [both for both in pairs if not is_there(both[0])]
         both_of_receiver = zip(self._of_receiver, self._names[1], strict=True)
         of_receiver = [both for both in both_of_receiver if not leads_through(receiver, both[1].split(".")[1:])]
-        self._fixed, self._of_receiver = [one for one, _ in fixed], [one for one, _ in of_receiver]
-        self._names = [one for _, one in fixed], [one for _, one in of_receiver]
+        self._fixed, self._of_receiver = [reader for reader, _ in fixed], [reader for reader, _ in of_receiver]
+        self._names = [label for _, label in fixed], [label for _, label in of_receiver]
 
     def add(self, chain: Chain, function: types.FunctionType, receiver: Any, receiver_name: str | None) -> None:
         """Follow one chain that the function names."""

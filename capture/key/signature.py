@@ -442,11 +442,14 @@ def training_reader(module: torch.nn.Module) -> Callable[[], list[Any]]:
     ``fully_shard`` is about to do with them."""
     owns, weak, sharded = switches_of(module)
     if sharded:
-        return lambda: [*[own.get(name) for own, name in owns], *[getattr(one(), name, None) for one, name in weak],
-                        *[progress_of(one()) for one in sharded]]  # fmt: skip
+        return lambda: [*[own.get(name) for own, name in owns], *[getattr(ref(), name, None) for ref, name in weak],
+                        *[progress_of(ref()) for ref in sharded]]  # fmt: skip
     if not weak:
         return lambda: [own.get(name) for own, name in owns]
-    return lambda: [*[own.get(name) for own, name in owns], *[getattr(one(), name, None) for one, name in weak]]
+    return lambda: [
+        *[own.get(name) for own, name in owns],
+        *[getattr(reference(), name, None) for reference, name in weak],
+    ]
 
 
 def switches_of(module: torch.nn.Module) -> Switches:
@@ -485,7 +488,7 @@ def _names_no_module(module: torch.nn.Module) -> bool:
     return all(
         type(value) in _NAMES_NONE
         or name in ("_parameters", "_buffers", "_modules")
-        or (type(value) in (tuple, list) and all(type(one) in _NAMES_NONE for one in value))
+        or (type(value) in (tuple, list) and all(type(member) in _NAMES_NONE for member in value))
         or (isinstance(value, (dict, set)) and not value)
         for name, value in module.__dict__.items()
     )

@@ -170,7 +170,7 @@ class BreakNotes(RunNotes):
         trace.reads.append(read_text(outcome.text))
         trace.note_break("island", begin.name, begin.where, outcome.ms)
         trace.sequence.append(f"island.{begin.name}")
-        trace.scalars.append(tuple(repr(one) for one in (*args, *kwargs.values()) if type(one) in PLAIN_TYPES))
+        trace.scalars.append(tuple(repr(value) for value in (*args, *kwargs.values()) if type(value) in PLAIN_TYPES))
         trace.lines.append(begin.where)
         self.end_at_island(begin, obstacle, outcome, args, kwargs, results)
 

@@ -112,7 +112,7 @@ class Before:
         """In the block it is so, and afterwards as it was. Gives, once that is over, places to which the island itself
         gave other values."""
         left: list[StateChange] = []
-        before = [one.get() for one in self.places]
+        before = [place.get() for place in self.places]
         try:
             for place, value, value_before in zip(self.places, self.values, before, strict=True):
                 if value is not value_before:
@@ -269,7 +269,7 @@ def perform(
         answered.again(args, kwargs)
         return answered, answered.among(answered.given(args, kwargs))
     tensors = list(tensors_of((args, kwargs, before.values)))
-    versions = [version_of(one) for one in (*tensors, *beside)]
+    versions = [version_of(tensor) for tensor in (*tensors, *beside)]
     states = [generator.get_state() if keeps else None for generator in generators]
     begin, ran, made = time.perf_counter(), list[tuple[Any, BaseException | None]](), list[Outcome]()
     left: Sequence[StateChange] = ()
@@ -297,7 +297,7 @@ def perform(
             holders = _holders(ran[0][0])  # first: nothing else here has the result yet
             outcome = _outcome(function, ran[0][0], holders, tensors)
         ms = (time.perf_counter() - begin) * 1e3
-        written = [(at, one) for at, one in enumerate((*tensors, *beside)) if version_of(one) != versions[at]]
+        written = [(at, tensor) for at, tensor in enumerate((*tensors, *beside)) if version_of(tensor) != versions[at]]
         count = len(tensors)
         made[:] = [
             evolve(
@@ -306,8 +306,8 @@ def perform(
                 state=tuple(left),
                 places=before.places,
                 unsuited=outcome.unsuited or (f"changes {left[0].place.path}" if left else None),
-                written=tuple((at, one.detach().clone()) for at, one in written if at < count),
-                beside=tuple((one, one.detach().clone() if keeps else None) for at, one in written if at >= count),
+                written=tuple((at, tensor.detach().clone()) for at, tensor in written if at < count),
+                beside=tuple((t, t.detach().clone() if keeps else None) for at, t in written if at >= count),
                 generators=_drawn_from(generators, states),
             )
         ]
@@ -402,25 +402,25 @@ def _outcome(
 ) -> Outcome:
     made: list[torch.Tensor] = []
     try:
-        text = _told(result, inputs, made)
+        text = _text_of(result, inputs, made)
         template = pytree.rebuild(result, lambda leaf: _template(leaf, inputs)) if inputs else result
     except UnsuitedError as unsuited:
         return Outcome(function, result, "", unsuited=str(unsuited))
-    fresh, leaves = {id(one) for one in made}, list(tensors_of(result))
+    fresh, leaves = {id(tensor) for tensor in made}, list(tensors_of(result))
     alone = _ALONE[isinstance(result, torch.Tensor)]
     held = [id(leaf) in fresh and any(map(operator.gt, by, alone)) for leaf, by in zip(leaves, holders, strict=True)]
     kept = any(held)
     return Outcome(function, template, text, tuple(made), unsuited="keeps a tensor that it gives" if kept else None)
 
 
-def _told(value: Any, inputs: Sequence[torch.Tensor], made: list[torch.Tensor], depth: int = 0) -> str:
+def _text_of(value: Any, inputs: Sequence[torch.Tensor], made: list[torch.Tensor], depth: int = 0) -> str:
     if isinstance(value, torch.Tensor):
-        return _told_tensor(value, inputs, made)
+        return _text_of_tensor(value, inputs, made)
     kind = type(value)
     if kind in (tuple, list) or pytree.is_namedtuple(kind):
-        return f"{kind.__qualname__}[{', '.join(_told(one, inputs, made, _deeper(depth)) for one in value)}]"
+        return f"{kind.__qualname__}[{', '.join(_text_of(member, inputs, made, _deeper(depth)) for member in value)}]"
     if kind is dict:
-        members = (f"{key!r}: {_told(one, inputs, made, _deeper(depth))}" for key, one in value.items())
+        members = (f"{key!r}: {_text_of(member, inputs, made, _deeper(depth))}" for key, member in value.items())
         if any(type(key) not in PLAIN_TYPES for key in value):
             raise UnsuitedError("gives a dict whose keys are no plain values")
         return f"{{{', '.join(members)}}}"
@@ -429,7 +429,7 @@ def _told(value: Any, inputs: Sequence[torch.Tensor], made: list[torch.Tensor], 
     raise UnsuitedError(f"gives an object of type {kind.__qualname__}")
 
 
-def _told_tensor(value: torch.Tensor, inputs: Sequence[torch.Tensor], made: list[torch.Tensor]) -> str:
+def _text_of_tensor(value: torch.Tensor, inputs: Sequence[torch.Tensor], made: list[torch.Tensor]) -> str:
     _check_tensor(value)
     template = _template(value, inputs)
     if type(template) is Given:
@@ -437,7 +437,7 @@ def _told_tensor(value: torch.Tensor, inputs: Sequence[torch.Tensor], made: list
     if value.requires_grad:
         raise UnsuitedError("gives a tensor that needs gradients: return it with .detach()")
     storage = value.untyped_storage()._cdata
-    if any(one.untyped_storage()._cdata == storage for one in made):
+    if any(tensor.untyped_storage()._cdata == storage for tensor in made):
         raise UnsuitedError("gives tensors that share memory")
     made.append(value)
     return f"{value.dtype}{list(value.shape)}{list(value.stride())} {value.device.type}"
@@ -481,7 +481,7 @@ def _probe_base() -> tuple[int, int]:
     return sys.getrefcount(base), capabilities.use_count(base)
 
 
-_NOTHING = _told(None, (), [])
+_NOTHING = _text_of(None, (), [])
 _ALONE_BASE, _BASE_USES = _probe_base()
 
 

@@ -162,7 +162,7 @@ def _traits_of(op: Operator) -> OperatorTraits:
     changes = _metadata_change(base, tags)
     unsafe = torch.Tag.cudagraph_unsafe in tags if hasattr(torch.Tag, "cudagraph_unsafe") else False
     lists = base.startswith(("_foreach", "_fused")) and bool(writes)
-    view = bool(schema.returns) and not writes and all(one.alias_info is not None for one in schema.returns)
+    view = bool(schema.returns) and not writes and all(argument.alias_info is not None for argument in schema.returns)
     foreign = namespace not in _TRUSTED
     special = full in _NORM_FAMILY or base in _CASTING_INSIDE or base.startswith("lift") or lists
     return OperatorTraits(
@@ -219,11 +219,11 @@ def number_arguments(op: Operator) -> frozenset[int | str]:
     arguments = op._schema.arguments
     kinds = [str(argument.type) for argument in arguments]
     sized = any("Tensor" in kind or argument.name == "size" for kind, argument in zip(kinds, arguments, strict=True))
-    known = op.namespace == "aten" and torch.Tag.dynamic_output_shape not in op.tags
-    if not known or not (sized or op._schema.name == "aten::scalar_tensor"):
+    has_fixed_sizes = op.namespace == "aten" and torch.Tag.dynamic_output_shape not in op.tags
+    if not has_fixed_sizes or not (sized or op._schema.name == "aten::scalar_tensor"):
         return frozenset()
-    found = [at for at, kind in enumerate(kinds) if kind in _NUMBERS]
-    return frozenset([*found, *(arguments[at].name for at in found)])
+    positions = [at for at, kind in enumerate(kinds) if kind in _NUMBERS]
+    return frozenset([*positions, *(arguments[at].name for at in positions)])
 
 
 _REACHING = ("as_strided", "as_strided_", "as_strided_copy", "set_")

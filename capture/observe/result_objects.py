@@ -71,7 +71,7 @@ def _number_of(value: Any) -> int:
         except TypeError:
             return number
         if len(_known) > _MOST:
-            for address in [address for address, (one, _) in _known.items() if one() is None]:
+            for address in [address for address, (reference, _) in _known.items() if reference() is None]:
                 del _known[address]
         return number
 

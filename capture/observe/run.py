@@ -273,10 +273,12 @@ class _AtIslands:
         watched = self.watched
         drawn = host_draws.drawn(watched.positions, watched.host_random, None, watched.before)
         self.known = diff.changes(watched.before)
-        own = [one for one in self.known if not (is_stand_in(one.after) or _is_left(one, watched.by_islands))]
-        places = [islands.place_of(one) for one in own]
-        found = [one.source.path for one, place in zip(own, places, strict=True) if place is None]
-        return next(iter([*found, *[op for op, _ in drawn]]), None), tuple(
+        own = [
+            change for change in self.known if not (is_stand_in(change.after) or _is_left(change, watched.by_islands))
+        ]
+        places = [islands.place_of(change) for change in own]
+        without_place = [change.source.path for change, place in zip(own, places, strict=True) if place is None]
+        return next(iter([*without_place, *[op for op, _ in drawn]]), None), tuple(
             place for place in places if place is not None
         )
 
@@ -303,14 +305,14 @@ def _content(source: Source) -> Any:
     return tuple(value) if content is None and hasattr(value, "__iter__") else content
 
 
-def _is_left(change: Change, known: list[Change]) -> bool:
+def _is_left(change: Change, left: list[Change]) -> bool:
     """The place holds what one of these islands left there."""
     key = snapshot.place_key(change.source)
-    for one in known:
-        if snapshot.place_key(one.source) != key or one.container != change.container:
+    for earlier in left:
+        if snapshot.place_key(earlier.source) != key or earlier.container != change.container:
             continue
-        now = _content(change.source) if change.container and isinstance(one.after, tuple) else change.after
-        if now is one.after or (type(now) is type(one.after) and _same(now, one.after)):
+        now = _content(change.source) if change.container and isinstance(earlier.after, tuple) else change.after
+        if now is earlier.after or (type(now) is type(earlier.after) and _same(now, earlier.after)):
             return True
     return False
 
@@ -335,7 +337,9 @@ def _compare(watched: ObservedRun) -> None:
     code = ran if ran is not None else watched.call.code
     changed = changes_of_body(watched)
     places = {snapshot.place_key(by_island.source) for by_island in watched.by_islands}
-    watched.watch.note_shared_state([one.source.path for one in changed if snapshot.place_key(one.source) in places])
+    watched.watch.note_shared_state(
+        [change.source.path for change in changed if snapshot.place_key(change.source) in places]
+    )
     watched.changed = effects.classified(watched.before, changed, code)
     if ran is not None:
         watched.left = written_lines.left_by_calls(ran)
@@ -368,7 +372,7 @@ def _given_other_memory(before: Snapshot) -> Iterator[tuple[str, str]]:
 def _note_gradients_of_arguments(watched: ObservedRun) -> None:
     """Another call's tensor may have a gradient or not. The key tells that of state alone, and of what is static."""
     own = {id(change.source.holder) for change in watched.changed if change.source.name == "grad"}
-    owners = [one for found in watched.before.tensors.values() for one in found]
+    owners = [owner for owners_of_storage in watched.before.tensors.values() for owner in owners_of_storage]
     own |= {id(tensor) for source, tensor in owners if source.kind != "root"}
     own |= {id(leaf) for path, leaf in watched.arguments if watched.call.is_static(path)}
     given = {id(leaf) for _, leaf in watched.arguments} - own

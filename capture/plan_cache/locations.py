@@ -66,7 +66,7 @@ def _renamed(value: Any, rename: Rename) -> Any:
         file = rename(value.file)
         return value if file == value.file else attrs.evolve(value, file=file)
     if isinstance(value, tuple):
-        members = [_renamed(one, rename) for one in value]
+        members = [_renamed(member, rename) for member in value]
         return value if all(map(_is, members, value)) else tuple(members)
     if not attrs.has(type(value)):
         return value

@@ -341,7 +341,9 @@ def _identity_text(token: int, kind: type = object) -> str:
         return _name(kind)  # the object is gone, or the number is an ``id``
     if isinstance(identified, torch.nn.Module):
         members = [f"{path}: {_name(type(member))}" for path, member in identified.named_modules()]
-        return " ".join(members + [f"{path}: {one.requires_grad}" for path, one in identified.named_parameters()])
+        return " ".join(
+            members + [f"{path}: {parameter.requires_grad}" for path, parameter in identified.named_parameters()]
+        )
     return _name(identified) + (
         _code_text(getattr(identified, "__wrapped__", identified)) if inspect.isfunction(identified) else ""
     )

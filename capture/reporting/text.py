@@ -36,7 +36,7 @@ def format_segments(plan: CapturePlan, breaks: Sequence[Break]) -> str:
     """Segments and what lies between them, a line each, with a newline at the end; empty for a single segment."""
     if not breaks or plan.outcome != "record":
         return ""
-    last = plan.num_ops - sum(one.operators for one in breaks)
+    last = plan.num_ops - sum(break_.operators for break_ in breaks)
     lines = [f"segments of a replay: {len(breaks) + 1}"]
     for between in breaks:
         took = "" if between.ms is None else f", {between.ms:.3f} ms here"
@@ -83,7 +83,10 @@ def format_short_plan(plan: CapturePlan) -> str:
     inputs = f"{len(plan.placeholders)} inputs of which {len(plan.placeholders) - len(others)} are static"
     lines = [
         f"{plan.function}: {plan.outcome}  ({plan.num_ops} operators, {inputs}, {len(plan.outputs)} outputs)",
-        *[f"  {one.path}  {one.tensor}  {one.policy}: {one.reason}" for one in others],
+        *[
+            f"  {placeholder.path}  {placeholder.tensor}  {placeholder.policy}: {placeholder.reason}"
+            for placeholder in others
+        ],
         *[f"  {finding.code} {finding.name}: {finding.what}" for finding in findings],
         "all of it: --all",
     ]

@@ -52,7 +52,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         for placeholder in case.facts.placeholders
         if placeholder.kind == "argument" and not placeholder.static
     ]
-    sources = {f"{one.path}.grad": one for one in arguments}
+    sources = {f"{argument.path}.grad": argument for argument in arguments}
     left = [effect.path for effect in case.facts.effects if effect.kind != "python"]
     read = [placeholder.path for placeholder in case.facts.placeholders if placeholder.kind == "implicit"]
     for path in dict.fromkeys((*left, *read)):

@@ -360,7 +360,9 @@ class Sizes:
         if sizes is None or any(size is not None and to is None for size, to in zip(sizes, padded, strict=True)):
             nothing = (None,) * len(self.buckets.symbols)
             return Size(nothing if sizes is None else tuple(sizes), nothing, ())
-        pads = [pad for place, one in zip(self._places, tensors, strict=True) if (pad := _pad(place, one, padded))]
+        pads = [
+            pad for place, tensor in zip(self._places, tensors, strict=True) if (pad := _pad(place, tensor, padded))
+        ]
         return Size(tuple(sizes), tuple(padded), tuple(pads))
 
     def sizes_of(self, tensors: Sequence[Any]) -> list[int | None] | None:

@@ -506,13 +506,13 @@ def _unread(
             return done(stopped_replay.result)
     captured.log.counters.misses += 1
     captured.log.add("miss", f"the host read {', '.join(reads)[-80:]}, for the first time")
-    branches_known = [one for told, one in entry.known_branches() if told[: len(reads)] == reads]
+    branches_known = [branch for branch_reads, branch in entry.known_branches() if branch_reads[: len(reads)] == reads]
     entry.steadiness.note_stop(reads[-1], is_new=not branches_known)
     if entry.steadiness.is_lost:
         return give_up_reads(captured, entry, tree)
     if not captured.budget.allows(entry.key):
         return done(run_given_up(captured, entry, bound))
-    if any(one.plan is not None and one.plan.outcome == "eager" for one in branches_known):
+    if any(branch.plan is not None and branch.plan.outcome == "eager" for branch in branches_known):
         return done(run_eagerly(captured, bound, "what the body does after this value cannot be recorded"))
     if branches_known:
         return done(record_call(captured, entry, bound, tree, node.key[1]))

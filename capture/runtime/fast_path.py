@@ -118,11 +118,14 @@ class Shortcuts:
         self._added += 1
         alike = self._by_shapes.setdefault(_shapes(values), [])
         whose = entry.number, id(in_use())
-        ours = [one for one in alike if one[:2] == whose]
+        ours = [path_of_shape for path_of_shape in alike if path_of_shape[:2] == whose]
         stale = ours[_FORMS - 1 :]  # a path that still fitted would have taken this call
         for *_, gone in stale:
             self._paths.remove(gone)  # C would keep it, and look at it, until many others have come
-        alike[:] = [(*whose, path), *[one for one in alike if all(one is not other for other in stale)]]
+        alike[:] = [
+            (*whose, path),
+            *[path_of_shape for path_of_shape in alike if all(path_of_shape is not stale_path for stale_path in stale)],
+        ]
         del alike[_KEPT:]
 
     def pause(self) -> None:
@@ -192,7 +195,7 @@ def _path(
         receiver=receiver if isinstance(receiver, weakref.ref) else None,
         kind=type(receiver()), in_use=trees, trees=trees.trees,
         backend=entry.backend.name, counters=captured.log.counters, marks=marks(), replay=goes_on.replay,
-        ready=goes_on.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in opened]), nodes=nodes,
+        ready=goes_on.ready, constants=tuple([MISS if type(leaf) in _KINDS else leaf for leaf in opened]), nodes=nodes,
         alignments=tuple(begins), leading=leading, spans=spans,
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
         attach=goes_on.attach, tell=goes_on.tell, raised=goes_on.raised,
@@ -283,7 +286,7 @@ def _given(captured: Captured, values: Values) -> tuple[int, int] | None:
         except TypeError:
             break
         same = len(bound) == len(values) and all(map(operator.is_, bound, values))
-        if not same or any(type(one) in _KINDS for one in left):
+        if not same or any(type(value) in _KINDS for value in left):
             break
         least = count
     return None if least is None else (least, most)

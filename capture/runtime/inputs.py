@@ -70,7 +70,7 @@ def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[I
     """How each leaf reaches the body. Without a plan every argument may turn out to be written."""
     plans = entry.plans()
     often = entry.often_moved()
-    mutated = {one.path for plan in plans for one in plan.placeholders if one.mutated}
+    mutated = {placeholder.path for plan in plans for placeholder in plan.placeholders if placeholder.mutated}
     policies: dict[str, Policy] = {}
     # Of all plans: which way the body goes is not known yet.
     for placeholder in [placeholder for plan in plans for placeholder in plan.placeholders]:
@@ -127,8 +127,8 @@ def moving_paths(entry: Entry) -> frozenset[str]:
     effects = {effect.path for plan in plans for effect in plan.effects}
     often = entry.often_moved()
     planned = [placeholder for plan in plans for placeholder in plan.placeholders if placeholder.kind == "implicit"]
-    mutated = {one.path for one in planned if one.mutated}
-    placeholders = {one.path for one in planned} - mutated
+    mutated = {placeholder.path for placeholder in planned if placeholder.mutated}
+    placeholders = {placeholder.path for placeholder in planned} - mutated
     return frozenset(
         path for path in placeholders if path in often or any(f"{path}.".startswith(f"{effect}.") for effect in effects)
     )
@@ -150,11 +150,11 @@ def generators_of(call: Call, entry: Entry) -> list[torch.Generator]:
 def shares_with_state(call: Call, plans: Sequence[CapturePlan]) -> bool:
     """An argument shares memory with a tensor in Python state that the body uses, and the body writes something."""
     planned = [placeholder for plan in plans for placeholder in plan.placeholders]
-    if plans and not any(one.mutated for one in planned):
+    if plans and not any(placeholder.mutated for placeholder in planned):
         return False
     tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
     owners = _owners(call)
-    used = {one.path for one in planned if one.kind == "implicit"} if plans else None
+    used = {placeholder.path for placeholder in planned if placeholder.kind == "implicit"} if plans else None
     for leaf in tensors:
         for source, owned in owners(leaf):
             if (used is None or source.path in used) and alias_groups([leaf, owned])[0] is not None:

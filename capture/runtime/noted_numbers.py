@@ -222,7 +222,7 @@ def holds_noted(value: Any, depth: int = 4) -> bool:
     if isinstance(value, Noted):
         return True
     if isinstance(value, dict):
-        return depth == 0 or any(holds_noted(one, depth - 1) for pair in value.items() for one in pair)
+        return depth == 0 or any(holds_noted(member, depth - 1) for pair in value.items() for member in pair)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return depth == 0 or any(holds_noted(one, depth - 1) for one in value)
+        return depth == 0 or any(holds_noted(member, depth - 1) for member in value)
     return False

@@ -110,7 +110,7 @@ def _watch(
         captured.optimizers.search(watched.before, call.function, (call.receiver, *call.values))
         captured.optimizers.note_gradients(*watched.gradient_uses())
         on_cpu = all(device.startswith(("cpu", "meta")) for device in watched.watch.trace.devices)
-        given = {type(one) for one in (call.receiver, *call.values, *[leaf for _, leaf in call.all_leaves()])}
+        given = {type(value) for value in (call.receiver, *call.values, *[leaf for _, leaf in call.all_leaves()])}
         if captured.unreached.search(watched.before, watched.ran, given, runs_operators=on_cpu):
             watched.once = watched.once or "functions that ran were found in the hands of a library"
         if watched.error is not None:
@@ -270,7 +270,7 @@ def replace(captured: Captured, entry: Entry, refuted: Refuted) -> Phase:
     if refuted.is_branch:
         entry.steadiness.note_stop(next(iter(facts.reads[-1:]), "[]"), is_new=True)
         captured.note_findings(plan)
-        return "ready" if any(one.outcome == "record" for one in entry.plans()) else "eager"
+        return "ready" if any(plan.outcome == "record" for plan in entry.plans()) else "eager"
     entry.differing_runs += 1
     if entry.differing_runs <= RETRIES and plan.may_settle:
         return "warm" if plan.outcome == "record" else "cold"
@@ -284,8 +284,13 @@ def _unsteady(before: Facts, now: Facts) -> tuple[Effect, ...]:
     effects_before, effects = ({effect.compared for effect in facts.effects} for facts in (before, now))
     gone = [effect for effect in before.effects if effect.compared not in effects and effect.kind in kind]
     return tuple(
-        one if one.compared in effects_before and one not in gone else evolve(one, kind=kind.get(one.kind, one.kind))
-        for one in (*now.effects, *[one for one in gone if all(one.path != effect.path for effect in now.effects)])
+        effect_seen
+        if effect_seen.compared in effects_before and effect_seen not in gone
+        else evolve(effect_seen, kind=kind.get(effect_seen.kind, effect_seen.kind))
+        for effect_seen in (
+            *now.effects,
+            *[effect_seen for effect_seen in gone if all(effect_seen.path != effect.path for effect in now.effects)],
+        )
     )
 
 

@@ -90,11 +90,11 @@ def _is_being_bound(_: Sequence[Any]) -> int:
 
 def _follow(node: Node, leaves: Sequence[Any]) -> frozenset[str]:
     """Bound arguments that the engine has come to know are its business from now on. Gives the paths of all."""
-    paths = frozenset(one.path for one in node.bound)
+    paths = frozenset(input_.path for input_ in node.bound)
     if paths:
         assert node.recording is not None
         taken = node.recording.bind_inputs(node.bound)
-        node.bound = tuple(one for one in node.bound if one.path not in taken)
+        node.bound = tuple(input_ for input_ in node.bound if input_.path not in taken)
         if taken:
             node.guard.leave_out(taken, leaves)
     return paths
@@ -134,8 +134,8 @@ def _moves(
             return None
         else:
             moves.append(Move(path, before, tensor, tensor_before))
-    replaced = [one for move in moves if move.tensor is not move.was for one in (move.tensor, move.was)]
-    if replaced and guard.looks_up([one for one in replaced if one is not None]):
+    replaced = [tensor for move in moves if move.tensor is not move.was for tensor in (move.tensor, move.was)]
+    if replaced and guard.looks_up([tensor for tensor in replaced if tensor is not None]):
         return None
     for argument in guard.arguments:
         leaf = leaves[argument.position]
@@ -154,8 +154,8 @@ def _writes_copied(node: Node, static: Sequence[Move]) -> bool:
     copied = node.recording.copied_paths
     if not copied or not node.guard.written:
         return False
-    written = merged(sorted(range_of(one.tensor) for one in static if one.path in node.guard.written))
-    return any(_meets(range_of(one.tensor), written) for one in static if one.path in copied)
+    written = merged(sorted(range_of(owner.tensor) for owner in static if owner.path in node.guard.written))
+    return any(_meets(range_of(owner.tensor), written) for owner in static if owner.path in copied)
 
 
 def _meets(memory: tuple[int, int], ranges: tuple[list[int], list[int]]) -> bool:
@@ -232,7 +232,7 @@ def _calibrate(
 
 def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], refusal: Refusal) -> None:
     """Record again at the new addresses. What cannot be bound in principle is not tried again."""
-    bound = {one.path for one in node.bound}
+    bound = {input_.path for input_ in node.bound}
     for move in moves:
         entry.moves[move.path] = entry.moves.get(move.path, 0) + (MOVES if move.path in bound else 1)
     if node in entry.nodes:

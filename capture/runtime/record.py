@@ -139,8 +139,8 @@ def _owned(captured: Captured, entry: Entry, tree: Tree, outputs: OutputPlan) ->
     left = {*outputs.gradients, *outputs.shared}
     return [
         number
-        for number, one in enumerate(outputs.groups)
-        if captured.is_owned(entry.number, one.paths) or (one.block.nbytes <= small and number not in left)
+        for number, group in enumerate(outputs.groups)
+        if captured.is_owned(entry.number, group.paths) or (group.block.nbytes <= small and number not in left)
     ]
 
 
@@ -327,8 +327,8 @@ def _node(
         make_recording_guard, described, watched, call, static, copied, entry.ran, like, entry.read
     )
     latest_guards[captured], entry.places, entry.read = weakref.ref(guard), guard.places, None
-    statics = {one.path: one.owners[0][1] for one in (*described.implicit, *described.guarded)}
-    read = {id(one) for one in statics.values()}
+    statics = {input_.path: input_.owners[0][1] for input_ in (*described.implicit, *described.guarded)}
+    read = {id(tensor) for tensor in statics.values()}
     outputs.leave_out_gradients(read)
     outputs.deposits = captured.deposits
     return Node(

@@ -248,7 +248,7 @@ def _settle_effects(call: Call, watched: ObservedRun) -> None:
         if change.container:
             if place is not change.source:
                 _put_members(place.get(), change.source.get(), theirs)
-            elif change.members is not None and any(id(one) in theirs for one in change.after):
+            elif change.members is not None and any(id(member) in theirs for member in change.after):
                 keys, values = effects.members_of(change.members.container)
                 effects.put_members(change.members.container, [theirs.get(id(value), value) for value in values], keys)
         elif place is not change.source or id(change.after) in theirs:
@@ -270,9 +270,9 @@ def _put_members(container: Any, like: Any, theirs: dict[int, Any]) -> None:
     if container is like or type(container) is not type(like):
         return
     if isinstance(container, list):
-        container[:] = [_with(theirs, one) for one in like]
+        container[:] = [_with(theirs, member) for member in like]
     elif isinstance(container, dict):
-        members = {key: _with(theirs, one) for key, one in like.items()}
+        members = {key: _with(theirs, member) for key, member in like.items()}
         container.clear()
         container.update(members)
     elif isinstance(container, (set, deque)):

@@ -51,7 +51,9 @@ def _again(captured: Captured, result: Any) -> dict[int, Again]:
     if captured.deposits is None:
         return {}
     number = Counter(map(id, result))
-    return {id(one): "shown" for at, one in enumerate(result) if captured.deposits((at,)) and number[id(one)] == 1}
+    return {
+        id(member): "shown" for at, member in enumerate(result) if captured.deposits((at,)) and number[id(member)] == 1
+    }
 
 
 def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Pool) -> OutputPlan:

@@ -101,7 +101,7 @@ def finds_inputs(captured: Captured, entry: Entry, places: Places) -> bool:
     if not inputs_found:
         return False
     captured.take_inputs(inputs_found)
-    paths = ", ".join([one.path for one in inputs_found])
+    paths = ", ".join([place.path for place in inputs_found])
     captured.log.add("drop", f"{paths}: another object in each call, an input from now on")
     if entry.backend is not None:
         forget(captured, entry, tree_for(entry.backend))

@@ -76,7 +76,7 @@ class State:
 def _state(entry: Entry, nodes: Sequence[Node], call: Call, named: Callable[[], dict[str, Any]]) -> State:
     """``nodes``: those that may turn out to run, as branches of a body do."""
     state, seen = State(), set[int]()
-    for path, tensor in [one for node in nodes for one in _written(entry, node, call)]:
+    for path, tensor in [path_and_tensor for node in nodes for path_and_tensor in _written(entry, node, call)]:
         storage = tensor.untyped_storage()
         if id(storage) not in seen:
             seen.add(id(storage))

@@ -259,7 +259,7 @@ def _members(state: Snapshot, source: Source, value: Any) -> list[Found]:
         return _module_members(state, source, value)
     if is_wrapper(type(value)):
         held = pytree.children(value)
-        return [(Source("attribute", value, name[1:], f"{source.path}{name}", source), one) for name, one in held]
+        return [(Source("attribute", value, name[1:], f"{source.path}{name}", source), member) for name, member in held]
     if type(value) in weakref.ProxyTypes:
         return _root(source, native.referent(value))
     if type(value) is types.BuiltinFunctionType and isinstance(value.__self__, _HELD_BY_METHODS):
@@ -279,7 +279,9 @@ def _by_name(state: Snapshot, source: Source, value: Any) -> list[Found]:
     if issubclass(kind, threading.local):
         return _namespace(state, "item", value.__dict__, value.__dict__, f"{source.path}.", source)
     if kind is contextvars.ContextVar:
-        return [(one, one.get()) for one in [Source("context", value, None, f"{source.path}.get()", source)]]
+        return [
+            (context, context.get()) for context in [Source("context", value, None, f"{source.path}.get()", source)]
+        ]
     members: list[Found] = []
     for users_class in users_classes(value if issubclass(kind, type) else kind):
         prefix = f"{source.path}." if users_class is value else f"{users_class.__qualname__}."
@@ -374,10 +376,10 @@ def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
         return [Source("root", value.__self__, None, f"{source.path}.__self__", source)]
     if isinstance(value, functools.partial):
         parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
-        found = [Source("root", part, None, f"{source.path}.{name}", source) for name, part in parts.items()]
-        return found + (_attribute_sources(state, source, value) if value.__dict__ else [])
+        sources = [Source("root", part, None, f"{source.path}.{name}", source) for name, part in parts.items()]
+        return sources + (_attribute_sources(state, source, value) if value.__dict__ else [])
     if type(value) is weakref.ref:
-        return [one for one, _ in _root(source, value())]
+        return [member for member, _ in _root(source, value())]
     if (content := content_of(value)) is not None:
         state.states.append((source, value, content))
     if closed_package(type(value).__module__) and not isinstance(value, _OPENED) and not has_state(type(value)):

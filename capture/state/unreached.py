@@ -69,7 +69,7 @@ class Unreached:
                 self._entered.append((value, _name_of(value)))
         if not references:
             seen = {f"{code.co_qualname}:{name}": values.get(name) for name in code.co_freevars}
-            if any(one.__code__ is code for one in _methods_of(type(receiver))):
+            if any(method.__code__ is code for method in _methods_of(type(receiver))):
                 seen[f"{code.co_qualname}:{code.co_varnames[0]}"] = receiver
             self._entered += [(value, name) for name, value in seen.items() if type(value) not in PLAIN_TYPES]
 
@@ -80,22 +80,24 @@ class Unreached:
         codes = {code for code, scopes in ran.codes.items() if any(scope_of(scope.get("__name__")) for scope in scopes)}
         codes -= self._looked_for | (ran.below if runs_operators else set()) | _made_by(ran)
         codes = {code for code in codes if not code.co_filename.startswith(_INSTALLED)}
-        found, self._entered = self._entered, []
+        holders, self._entered = self._entered, []
         is_open = False
         if codes:
             self._looked_for |= codes
             entered = [value for _, value in state.entered if type(value) is types.FunctionType]
-            codes -= _with_inner(one.__code__ for one in (*entered, *state.forwards))
+            codes -= _with_inner(function.__code__ for function in (*entered, *state.forwards))
         if codes:  # not of a small body, whose first call would wait longest for what follows
-            methods = [one for one in _methods_in(state.namespaces.values()) if one.__code__ in codes]
+            methods = [method for method in _methods_in(state.namespaces.values()) if method.__code__ in codes]
             codes -= _with_inner(method.__code__ for method in methods)
             kinds = [*given, *_named_classes(ran)]  # their objects are made, or reached
-            codes -= _with_inner(one.__code__ for kind in kinds for one in _methods_of(kind) if not _keeps_state(one))
+            codes -= _with_inner(
+                method.__code__ for kind in kinds for method in _methods_of(kind) if not _keeps_state(method)
+            )
             codes = {code for code in codes if _may_keep_state(code, ran.codes[code])}
             alone, is_open = self._held_by_others(codes) if codes else ([], False)
-            found += [(one, _name_of(one)) for one in (*filter(_keeps_state, methods), *alone)]
+            holders += [(function, _name_of(function)) for function in (*filter(_keeps_state, methods), *alone)]
         reached = {id(value) for value, _ in self.starts()}
-        new = {id(value): (value, name) for value, name in found if id(value) not in reached}
+        new = {id(value): (value, name) for value, name in holders if id(value) not in reached}
         self._found += [(_weakly(value), name) for value, name in new.values()]
         return bool(new) or is_open
 
@@ -115,11 +117,14 @@ class Unreached:
         for kind in _all_classes():
             if not tables.isdisjoint(map(id, gc.get_referents(kind))):
                 own = [
-                    one for value in vars(kind).values() for one in _functions_in(value) if id(one.__code__) in by_id
+                    function
+                    for value in vars(kind).values()
+                    for function in _functions_in(value)
+                    if id(function.__code__) in by_id
                 ]
                 for objects in (_objects_of(kind),) if own else ():
-                    for one in own:
-                        methods[one.__code__] += objects
+                    for method in own:
+                        methods[method.__code__] += objects
         alone, is_open = list[Any](), False
         for code in codes:
             those = [function for function in functions if function.__code__ is code]
@@ -140,7 +145,9 @@ def _may_keep_state(code: types.CodeType, scopes: Iterable[dict[str, Any]]) -> b
     owner = code.co_qualname.rpartition(".")[0]
     is_method = bool(owner) and not owner.endswith("<locals>") and code.co_argcount > 0
     return (
-        is_method or bool(code.co_freevars) or any(type(one) not in PLAIN_TYPES and holds_state(one) for one in named)
+        is_method
+        or bool(code.co_freevars)
+        or any(type(value) not in PLAIN_TYPES and holds_state(value) for value in named)
     )
 
 
@@ -203,10 +210,10 @@ def _functions_in(value: Any) -> Iterator[types.FunctionType]:
         parts = (value.func,)
     elif kind in (staticmethod, classmethod):
         parts = (value.__func__,)
-    for one in parts:
-        while type(one) is types.FunctionType:  # and what a decorator has put it around
-            yield one
-            one = one.__dict__.get("__wrapped__")
+    for function in parts:
+        while type(function) is types.FunctionType:  # and what a decorator has put it around
+            yield function
+            function = function.__dict__.get("__wrapped__")
 
 
 def _keeps_state(method: types.FunctionType) -> bool:

@@ -43,7 +43,7 @@ SETTER_CALLS = SetterCalls()
 def notices_setters() -> bool:
     """Calls are noticed from now on. Tried with a function that sets nothing when it is only asked."""
     monitoring: Any = getattr(sys, "monitoring", None)
-    number = None if monitoring is None else next((one for one in _TOOLS if monitoring.get_tool(one) is None), None)
+    number = None if monitoring is None else next((tool for tool in _TOOLS if monitoring.get_tool(tool) is None), None)
     if number is None:
         return False
     monitoring.use_tool_id(number, "torch-capture")

@@ -257,7 +257,7 @@ class Tree:
         if self.backend.owns_in_place and node.outputs is not None:
             blocks = [pin.block for pin in self.pins]
             self._make_owned(
-                node, [at for at, one in enumerate(node.outputs.groups) if any(map(one.block.overlaps, blocks))]
+                node, [at for at, group in enumerate(node.outputs.groups) if any(map(group.block.overlaps, blocks))]
             )
         if node.tree is not self or any(node.is_in_the_way(pin.block) for pin in self.pins):
             return False
@@ -308,8 +308,8 @@ class Tree:
         node.log.counters.kept_outputs += len(groups)
         paths = ", ".join(path for group in groups for path in group.paths)
         node.log.add("step", f"{paths}: kept, so with fresh memory in every call from now on")
-        for below in [one for one in walk(node) if one is not node]:
-            addresses = [one for one in below.key[1] if one is not None]
+        for below in [below_node for below_node in walk(node) if below_node is not node]:
+            addresses = [address for address in below.key[1] if address is not None]
             if below.tree is not None and any(group.block.holds(address) for group in groups for address in addresses):
                 self.forget(below)
 

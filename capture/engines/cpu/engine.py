@@ -486,7 +486,7 @@ class TapeRecorder(ObserveMode):
 
     def _end_segment(self, step: TapeStep, text: str) -> None:
         trace = self.trace
-        wrote = [key for key, one in trace.externals.items() if one.mutation is not None or key in trace.lent]
+        wrote = [key for key, external in trace.externals.items() if external.mutation is not None or key in trace.lent]
         names = {name for name, _, _ in trace.draws}
         drew = [
             generator
@@ -508,10 +508,10 @@ class TapeRecorder(ObserveMode):
         return visible
 
     def _in_place(
-        self, op: Operator, known: OperatorTraits, step: TapeStep, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, op: Operator, op_traits: OperatorTraits, step: TapeStep, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Callable[..., Any] | None, InPlaceTrial | None]:
         """Another form of an operator that writes, and copies to try it on, where that is not known yet."""
-        form = in_place_form(known) if step.function is operators.fast_operator(op) else None
+        form = in_place_form(op_traits) if step.function is operators.fast_operator(op) else None
         if form is None:
             return None, None
         step.numbers = tensors_for_numbers(op, args, kwargs, list(tensors_in(args[:1], {})))
@@ -545,14 +545,14 @@ class TapeRecorder(ObserveMode):
         return visible, root, number
 
     def _step(
-        self, op: Operator, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, op: Operator, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TapeStep | None:
         function = operators.fast_operator(op)
-        if known.collective:
-            function = collectives.waiting(function, op, known.namespace)
-        if lacks_tensor(op, args) or (known.base in _READ_GRAD_MODE and torch.is_grad_enabled()):
+        if op_traits.collective:
+            function = collectives.waiting(function, op, op_traits.namespace)
+        if lacks_tensor(op, args) or (op_traits.base in _READ_GRAD_MODE and torch.is_grad_enabled()):
             function = _below_autograd(function, grad=torch.is_grad_enabled())
-        return self._adopted_step(function, known.name, args, kwargs, is_constant=known.lifts)
+        return self._adopted_step(function, op_traits.name, args, kwargs, is_constant=op_traits.lifts)
 
     def _adopted_step(
         self, function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *,

@@ -124,9 +124,9 @@ def infer_addresses(
         for index, (old, new) in enumerate(zip(node.words, twin.words, strict=True)):
             if old == new:
                 continue
-            moved = [one for one in before.find(old) if new - old == one.now - one.begin]
-            if len(moved) == 1 or (moved and all(one.tied for one in moved)):
-                addresses += [AddressWord(number, index, one.path, old - one.begin) for one in moved]
+            moved = [range_ for range_ in before.find(old) if new - old == range_.now - range_.begin]
+            if len(moved) == 1 or (moved and all(range_.tied for range_ in moved)):
+                addresses += [AddressWord(number, index, range_.path, old - range_.begin) for range_ in moved]
             elif moved:
                 return CaptureDifference(f"{moved[0].path} and {moved[1].path} share memory", number)
             elif not is_own_memory(old, new) and (node.filled or is_address(old, new)):

@@ -87,7 +87,7 @@ def capture_again(
     here = (pool.device, torch.device("cuda"))
     mine = [generator for generator in generators if generator.device in here]
     capture = Capture(pool, mine)
-    recorder = recorder_of({generator_id(one) for one in (*mine, default_generator(pool.device))})
+    recorder = recorder_of({generator_id(generator) for generator in (*mine, default_generator(pool.device))})
     watched: ObservedRun | None = None
     failure: str | None = None
 

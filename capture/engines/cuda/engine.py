@@ -113,7 +113,7 @@ class CudaBackend:
         here = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
         mine = [generator for generator in generators if generator.device in here]
         capture = Capture(pool, mine)
-        generators_known = {generator_id(one) for one in (*mine, default_generator(self.device))}
+        generators_known = {generator_id(generator) for generator in (*mine, default_generator(self.device))}
         follows = expected is not None and not moving and not schedule and self._may_verify(pool, call)
         run = SegmentRun(pool, capture, call) if self._may_break(pool, call, may_break=may_break) else None
         kind = functools.partial(MemoryRecorder, room=config.current().schedule_room) if schedule else GraphRecorder
@@ -190,7 +190,7 @@ class CudaBackend:
     def _beware(self, recorder: GraphRecorder, watched: ObservedRun, described: DescribedRun, staging: Staging) -> None:
         """Kernels of unknown memory may read all state that the body can reach, and write any argument: note that in
         the facts."""
-        storages = {id(one.external.storage) for one in described.implicit} | recorder.arguments
+        storages = {id(implicit.external.storage) for implicit in described.implicit} | recorder.arguments
         replaced = {effect.change.source.path for effect in described.effects}
         for key, owners in watched.before.tensors.items():
             source, tensor = owners[0]
@@ -208,7 +208,7 @@ class CudaBackend:
         kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
         failure = _unresolved(kept, recorder)
         fresh = [leaf.value.untyped_storage() for leaf in kept if leaf.kind == "fresh"]
-        storages = {id(one): one for one in fresh if one.nbytes() and one.device == self.device}
+        storages = {id(storage): storage for storage in fresh if storage.nbytes() and storage.device == self.device}
         layout = pool.close_recording(list(storages.values())) if failure is None else None
         if layout is None:
             failure = failure or "a tensor that the body made is kept where nobody is known to keep it"

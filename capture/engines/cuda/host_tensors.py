@@ -210,7 +210,7 @@ class HostTensors:
         copies = [
             device_copy for device_copy in self.device_copies.values() if device_copy.tensor.device == tensor.device
         ]
-        copy = next((one for one in copies if one.storage is storage), None)
+        copy = next((copy for copy in copies if copy.storage is storage), None)
         if copy is None or tensor.is_neg():
             return None
         with unseen():  # it is no operator of the body's
@@ -272,7 +272,7 @@ class HostTensors:
         else:
             arguments = tuple(there if value is source else value for value in args)
             result = op(*arguments, **{**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs)
-        if any(there is one for one in self._unowned.values()):
+        if any(there is tensor for tensor in self._unowned.values()):
             self._unowned[id(result)] = self._unowned.pop(id(there))
         return result
 

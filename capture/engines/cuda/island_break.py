@@ -76,11 +76,11 @@ class IslandBreak:
                 block = Block(storage.data_ptr(), storage.nbytes())
                 self._lent.setdefault(block, []).append((number, Geometry.of(tensor)))
                 return Slot(number)
-            known = owners(tensor)
-            given = given_among(tensor, [one for _, one in known])
+            roots = owners(tensor)
+            given = given_among(tensor, [root for _, root in roots])
             if given is None:
                 raise LookupError
-            self._owned.append((number, known[given.number][0], Given(0, given.view)))
+            self._owned.append((number, roots[given.number][0], Given(0, given.view)))
             return Slot(number)
 
         self._templates = (template_of(args, slot), template_of(kwargs, slot), template_of(values, slot))

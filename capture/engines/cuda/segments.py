@@ -22,7 +22,7 @@ class SegmentedGraphs(CudaRecording):
 
     def __init__(self, *args: Any, run: SegmentRun, trunk: list[Seen] | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.reads = tuple(one.text for one in run.breaks)
+        self.reads = tuple(break_.text for break_ in run.breaks)
         self._counted = run.counted
         self._breaks, self._written, self._trunk = run.breaks, run.written, trunk
         self._memory: KeptMemory | None = None
