@@ -184,7 +184,7 @@ class _Explain(_ToBeCalled[P]):
 
 
 def _watched(call: Call) -> tuple[run.ObservedRun, DescribedRun]:
-    """A run that is undone."""
+    """One watched run of the call, and its description. Everything that the run changed is put back."""
     watched = run.run_watched(call, dispatch_mode.ObserveMode(undo=True))
     if watched.error is not None:
         raise watched.error

@@ -28,10 +28,10 @@ class _Output:
     name: str
     captured: Captured
     is_used: bool
-    """The output is alive."""
+    """The output's storage is still alive."""
 
     def is_within(self, begin: int, end: int) -> bool:
-        """It overlaps with this piece of memory."""
+        """It overlaps with the bytes from ``begin`` to ``end``."""
         return self.begin < end and self.end > begin
 
 
@@ -81,7 +81,8 @@ def _outputs(states: Sequence[Captured]) -> Iterator[_Output]:
 
 
 def _named_blocks(segment: dict[str, Any], outputs: Sequence[_Output]) -> Iterator[dict[str, Any]]:
-    """Memory that no storage holds is cut where outputs begin and end: each replay writes them there."""
+    """The blocks of one segment, named. Memory that no storage holds now is split where outputs begin and end: each
+    replay writes them there."""
     at = segment["address"]
     for block in segment["blocks"]:
         begin = block.get("address", at)

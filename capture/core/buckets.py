@@ -76,7 +76,7 @@ class BucketedArgument:
 
     @property
     def root(self) -> str:
-        """The parameter that it is, or is in."""
+        """The name of the parameter that is this tensor or contains it."""
         return self.path.partition(".")[0]
 
 
@@ -90,7 +90,8 @@ class Buckets:
     """A path, ``rtol`` and ``atol`` for it and what is below it; the path ``""`` is for all."""
 
     def tolerance(self, path: str) -> tuple[float, float]:
-        """Of a result or of what the body writes: ``rtol`` and ``atol``, 0 and 0 for the same bits."""
+        """``rtol`` and ``atol`` for a result, or for a tensor that the body writes; ``(0, 0)`` asks for the same
+        bits."""
         fitting = [
             tolerance
             for tolerance in self.tolerances

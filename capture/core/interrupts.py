@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 
-# in C: what is around it makes enumerations, which takes 30 times as long. Type checkers do not know the module
+# the C module: Python's ``signal`` wraps each result in an enumeration, which takes 30 times as long
 from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
 from typing import Any
 

@@ -35,7 +35,7 @@ _FLAGS = {
 """How many bits of its argument, the lowest ones, tell an operation something else than a name."""
 OF_ALL_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__class__", "__annotations__"})
 _IN_ITS_DICT = frozenset({"__doc__", "__module__", "__annotations__"})
-"""Those of them that a class keeps under its own names, where code asks for them."""
+"""Of these, what a class keeps in its own ``__dict__``, where code asks for it."""
 _OF_DEFINITIONS = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__", "__subclasses__"})
 """What C code keeps of a function or class."""
 _FORMATTING = frozenset({"format", "format_map"})
@@ -175,7 +175,7 @@ class Names:
     run changed, so it has to begin with the same values."""
     codes: set[types.CodeType] = field(factory=set)
     places: set[tuple[str, int]] = field(factory=set)
-    """Those of ``codes``."""
+    """File and line of each of ``codes``."""
     asked: set[str] = field(factory=set)
     """Names that users' code asks for where they may be absent."""
     imported: set[str] = field(factory=set)

@@ -96,7 +96,7 @@ class ReadWalk:
     by_name: Collection[int] = ()
     """``id`` of dicts that are guarded only at keys that the code mentions."""
     more_names: set[str] = field(factory=set)
-    """What objects such as ``operator.attrgetter`` look up."""
+    """Names that objects such as ``operator.attrgetter`` look up."""
     found: Read = field(factory=Read)
     _changed_in: dict[int, dict[Any, Any]] = field(factory=dict)
     seen: set[int] = field(factory=set)
@@ -113,14 +113,15 @@ class ReadWalk:
     _answering: dict[int, torch.Tensor] = field(factory=dict)
     """Tensors that code may ask for what no operator reads."""
     _definitions: dict[tuple[str, bool], list[Any]] = field(factory=dict)
-    """Classes (True) and functions, by an attribute that C code keeps of them and users' code asks for."""
+    """Functions (False) and classes (True), by the name of an attribute that C code keeps of them and users' code asks
+    for, such as ``__name__``."""
     builtins: set[str] = field(factory=set)
     """Names of C functions that were found as values."""
     _getters: dict[int, Any] = field(factory=dict)
     """Functions in C that may tell of a setting, by ``id``."""
 
     def note_in_c(self, function: types.BuiltinFunctionType) -> None:
-        """Users' code may call a function in C that is no method of an object."""
+        """Note a function in C, not a method, that users' code may call: it may be a getter of a setting."""
         self.builtins.add(function.__name__)
         if is_getter(function):
             self._getters[id(function)] = function
@@ -278,13 +279,13 @@ class ReadWalk:
         self.found.opened = frozenset(self.seen - closed)
 
     def note_class(self, value: Any) -> None:
-        """The object may get another class, whose attributes code then finds."""
+        """Note an object that may get another class, so that code would find other attributes."""
         self._objects.append((value, None))
         for base in type(value).__mro__[:-1]:
             self.enter(base, base.__qualname__)
 
     def note_definition(self, value: Any) -> None:
-        """A function or class of users, which code may ask for what C code keeps of it, such as its name."""
+        """Note a function or class of users: code may ask for attributes of it that C code keeps, such as its name."""
         for name in self.names.of_definitions:
             self._definitions.setdefault((name, isinstance(value, type)), []).append(value)
 
@@ -361,7 +362,7 @@ class ReadWalk:
         return True
 
     def _has_own_guard(self, value: Any) -> bool:
-        """It is in ``tensors``, which has generators, too."""
+        """It has a guard of its own: it is one of ``tensors``, which include generators."""
         if issubclass(type(value), _WITH_GUARDS):
             self.found.tensors.add(id(value))
         return id(value) in self.tensors

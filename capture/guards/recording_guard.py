@@ -45,7 +45,7 @@ ASKS_WHO = frozenset({"id", "hash"})
 _HASHING = frozenset({torch.Tensor.__hash__.__code__})
 """Code that asks for a dict or a set, which is looked at itself."""
 Check = Callable[[Sequence[Any]], int]
-"""Gives the verdict for a call on these leaves."""
+"""The function that a replay asks: from the call's leaves to a verdict (``guard.OK`` and the others)."""
 
 
 def nothing_to_check(_: Sequence[Any]) -> int:
@@ -92,7 +92,7 @@ class RecordingGuard:
     copied: tuple[tuple[int, int], ...] = ()
     """Position and bytes of the copied arguments that must not share memory with ``watched``."""
     watched: frozenset[str] = frozenset()
-    """Paths of static tensors."""
+    """Paths of the static tensors that these must not share memory with."""
     written: frozenset[str] = frozenset()
     """Paths that the body writes, arguments and static tensors."""
     shared: set[str] = field(factory=set)
@@ -104,7 +104,7 @@ class RecordingGuard:
     opened: frozenset[int] = frozenset()
     """``id`` of objects that guards expect, and whose own state is in guards, too."""
     ran: frozenset[types.CodeType] = frozenset()
-    """The code that it ran."""
+    """Code objects that ran in the recorded run."""
     starts: tuple[int, ...] = ()
     """``id`` of the receiver and of objects among the arguments."""
     is_its_own: bool = False
@@ -388,7 +388,8 @@ def _keys_in(guard: Guard) -> Iterator[Any]:
 
 
 def _is_view_of(owner: StaticOwner, place: Source, geometry: Geometry) -> bool:
-    """A tensor that the body replaces by a view of a static one is such a view now."""
+    """Whether the tensor in a place is a view of this static tensor now, as after the recorded run, which replaced it
+    by one."""
     value = place.get()
     same = isinstance(value, torch.Tensor) and value.untyped_storage() is owner.tensor.untyped_storage()
     return same and Geometry.of(value) == geometry

@@ -167,7 +167,7 @@ def in_place_of(
 
 
 def _is_current(latest: RecordingGuard, guard: RecordingGuard, starts: tuple[int, ...], leaves: Sequence[Any]) -> bool:
-    """It covers what this recording's guards do, and holds."""
+    """Whether ``latest`` covers what ``guard`` covers, and holds now."""
     same = (latest.starts, latest.watched, bool(latest.copied)) == (starts, guard.watched, bool(guard.copied))
     return (
         latest is not guard

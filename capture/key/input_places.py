@@ -137,12 +137,12 @@ class _Bound:
             _put_back(replaced)
 
     def by_position(self, _: tuple[Any, ...]) -> int | None:
-        """None: arguments alone do not tell calls apart."""
+        """Always None: calls also differ by the values of places, not by their arguments alone."""
         return None
 
 
 def _put_back(places: Iterable[tuple[InputPlace, Any, Any]]) -> None:
-    """What the body itself put there stays."""
+    """Put the caller's values back into the places. A value that the body itself put there stays."""
     for place, before, given in places:
         if place.read() is given:
             place.write(before)

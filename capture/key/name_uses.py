@@ -91,7 +91,7 @@ class NameUses:
     items_read: frozenset[tuple[str, Any]]
     """Names with constant keys: something may follow from what is kept there by that key."""
     items_updated: frozenset[tuple[str, Any]]
-    """The same: a number is added to what is there, or members at its end."""
+    """Names with constant keys: a number is added to what is kept there, or members are added at its end."""
     set: frozenset[str]
     """They are given values."""
     filled: frozenset[str]

@@ -72,7 +72,7 @@ class _Layout:
     new: Any
     """Makes an instance without members."""
     slots: tuple[Any, ...]
-    """Their descriptors."""
+    """Descriptors of their slots, those of base classes first."""
     has_dict: bool
 
 
@@ -224,7 +224,7 @@ def may_open(value: Any) -> bool:
 
 
 def may_open_argument(value: Any) -> bool:
-    """The same of an argument."""
+    """As ``may_open``, for an argument."""
     kind = type(value)
     is_kept = kind not in opened and _gone.get(kind, 0) < _STATE_COMES_AND_GOES and is_state(value)
     return not is_kept and may_open(value)

@@ -18,7 +18,7 @@ Opened = tuple[Any, ...] | None
 
 
 class _NotInC(Exception):
-    """Raised for a value that C cannot open as the key does."""
+    """A value that C cannot open in the way in which the key does."""
 
 
 def opened_values(values: Sequence[Any], leaves: Sequence[Any]) -> tuple[tuple[Opened, ...], tuple[Any, ...]] | None:
@@ -79,7 +79,7 @@ def _part(pairs: Iterable[tuple[Any, Any]], found: list[Any], met: set[int]) -> 
 
 def _slots(value: Any, there: dict[Any, Any], found: list[Any], met: set[int]) -> tuple[Any, Any] | None:
     slots = objects.slots_of(type(value))
-    if any(one not in slots for one in there):  # such as a factory of defaults
+    if any(one not in slots for one in there):  # a slot of C's own, such as the factory of a ``defaultdict``
         raise _NotInC
     nodes = tuple([_node(there[slot], found, met) if slot in there else _NOT_SET for slot in slots])
     return (slots, nodes) if slots else None

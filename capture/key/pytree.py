@@ -38,7 +38,7 @@ class Shell:
     kind: Any
     names: tuple[str, ...]
     others: dict[str, Any]
-    """What it holds beside its tensors."""
+    """Its other attributes, by name, as ``__tensor_flatten__`` gives them."""
     context: Any
     shape: torch.Size
     stride: tuple[int, ...]

@@ -171,7 +171,7 @@ def _partly_reached(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> Iterat
 
 
 def _known(watched: ObservedRun) -> dict[tuple[Any, int], torch.Tensor]:
-    """Inputs of the body that came with a graph, by their place in it."""
+    """Inputs of the body that came with a graph, by node and output number."""
     inputs = [leaf for _, leaf in watched.arguments if isinstance(leaf, torch.Tensor)]
     inputs += [external.tensor for external in watched.watch.trace.externals.values()]
     return {(tensor.grad_fn, tensor.output_nr): tensor for tensor in inputs if tensor.grad_fn is not None}
@@ -180,7 +180,8 @@ def _known(watched: ObservedRun) -> dict[tuple[Any, int], torch.Tensor]:
 def ends_of(
     above: list[Any], with_graphs: dict[tuple[Any, int], torch.Tensor]
 ) -> list[tuple[torch.Tensor, GradientEdge]]:
-    """Where a graph ends: at leaves, and at ``known`` tensors of Python state that come with a graph of their own."""
+    """Where a graph ends: at leaves, and at tensors of Python state that came with a graph of their own
+    (``with_graphs``, by node and output number)."""
     stack, seen, ends = [*above], set(above), {}
     while stack:
         for node, number in stack.pop().next_functions:

@@ -50,7 +50,7 @@ class Given:
         self.number, self.view = number, view
 
     def among(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The tensor."""
+        """The tensor that this stands for, given the arguments' tensors."""
         tensor = tensors[self.number]
         if self.view is None:
             return tensor
@@ -157,9 +157,11 @@ class Outcome:
     written: tuple[tuple[int, torch.Tensor], ...] = ()
     """Arguments that it wrote, by number, with their contents afterwards."""
     beside: tuple[tuple[torch.Tensor, torch.Tensor | None], ...] = ()
-    """The same for other tensors that were watched; None as long as they hold that."""
+    """Other tensors that it wrote, with their contents afterwards; None as long as the tensor itself still holds
+    them."""
     generators: tuple[tuple[torch.Generator, torch.Tensor | None], ...] = ()
-    """Generators that it may have drawn from, with their states afterwards; None as long as they are in them."""
+    """Generators that it may have drawn from, with their states afterwards; None as long as the generator itself still
+    has that state."""
     state: tuple[StateChange, ...] = ()
     """Its changes of Python state that the body may have read before."""
     places: tuple[Place, ...] = ()
@@ -213,13 +215,13 @@ _left = _Left()
 
 
 def answer(owner: Any, outcomes: list[Outcome]) -> None:
-    """These ran in this call, in this order: they are answered, until ``settle`` for the same owner. What was answered
-    is taken from the list, so that nothing of it is kept alive."""
+    """Answer these islands, which ran in this call in this order, until ``settle`` is called for the same owner. An
+    outcome is removed from the list once it was used, so that nothing of it is kept alive."""
     _left.owner, _left.outcomes = owner, outcomes
 
 
 def settle(owner: Any) -> None:
-    """The call is over."""
+    """The owner's call is over: answer no more of its islands."""
     if _left.owner is owner:
         _left.owner, _left.outcomes = None, []
 
@@ -328,7 +330,8 @@ def _drawn_from(
 
 
 def version_of(tensor: torch.Tensor) -> int | str:
-    """Another one once it was written. Tensors of inference mode do not count: those are told by what they hold."""
+    """A value that changes when the tensor is written: its version counter, or, as tensors of inference mode have none,
+    a digest of its contents."""
     return digest(tensor) if tensor.is_inference() else tensor._version
 
 
@@ -495,4 +498,4 @@ _ALONE = {
     True: _probe(lambda: torch.zeros(1, device="cpu")),
     False: _probe(lambda: [torch.zeros(1, device="cpu")]),
 }
-"""Of a tensor that nobody else has: that is the result, or is in it."""
+"""Reference counts of a tensor that nobody else holds: one that is the result, and one inside the result."""

@@ -26,7 +26,8 @@ from capture.state.source import Source
 
 @frozen(eq=False)
 class _Found:
-    """What a leaf is: the read, with its formula, its value, and where it was put."""
+    """A read that a leaf holds: its number (with the formula, if Python computed something of it), its value, and where
+    the body put it."""
 
     read: int | tuple[int, str]
     value: Any
@@ -35,7 +36,7 @@ class _Found:
 
 @define
 class KeptReads:
-    """Those of one run."""
+    """The reads of one run whose numbers the body keeps."""
 
     watched: ObservedRun
     _uses: UsesOfNames = field(init=False)

@@ -100,16 +100,16 @@ Known = tuple[OperatorTraits, Callable[..., Any], Operator]
 _known: dict[int, Known] = {}
 """By ``id``, as hashing an operator takes longer than all the rest; they are kept, so that ids stay unique."""
 readers: dict[int, tuple[str, Callable[..., Any], bool]] = {}
-"""Those of them that do nothing but read tensors: name, what runs it, whether it makes a view."""
+"""Operators that only read tensors: name, function that runs it, whether it makes a view."""
 
 
 plain: dict[int, OperatorTraits] = {}
-"""Those that make new tensors of tensors, and of which nothing else is to be noted, where all are on one device."""
+"""Operators that make new tensors of tensors. If all tensors are on one device, nothing else has to be noted."""
 _LOOKED_AT = frozenset({"_efficientzerotensor", "wait_tensor", "_to_copy", "copy"})
 
 
 def looked_up(op: Operator) -> Known:
-    """Traits of an overload, what runs it, and itself; computed once."""
+    """Traits of an overload, the function that runs it, and the overload itself; computed once."""
     entry = _known.get(id(op))
     if entry is None:
         op_traits, run = _traits_of(op), fast_operator(op)

@@ -67,7 +67,7 @@ class _Constant:
 
 @frozen
 class _Name:
-    """What the code names."""
+    """A value that the code reads by name."""
 
     kind: str
     name: str
@@ -114,7 +114,8 @@ class _Stored:
 
 @frozen(eq=False)
 class Kept:
-    """The same, with the object. ``count``: places in what was put there; ``formula``: see ``computed``."""
+    """As ``_Stored``, with the object itself. ``count``: how many places of what was put there hold the value;
+    ``formula``: see ``computed``."""
 
     kind: str
     holder: Any
@@ -125,7 +126,7 @@ class Kept:
 
 
 class _Refused(Exception):
-    """The value may be used."""
+    """The value may be used for something, so it has to be compared."""
 
 
 Value = _Read | _Constant | _Name | _Made | _Computed | _Sum | None
@@ -326,7 +327,7 @@ def _kept(frame: types.FrameType, stored: _Stored) -> Kept | None:
 
 
 def _code_of(value: Any) -> types.CodeType | None:
-    """That of the Python function that a call of the value runs."""
+    """The code of the Python function that runs if this value is called; None for anything else."""
     if isinstance(value, (types.MethodType, staticmethod, classmethod)):
         value = value.__func__
     if not isinstance(value, types.FunctionType) and not isinstance(value, type):

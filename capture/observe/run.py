@@ -82,9 +82,10 @@ class ObservedRun:
     left: list[Effect] = field(factory=list)
     """What functions in C left behind, such as text in a file."""
     once: str = ""
-    """What the run did that other runs do not, with the host."""
+    """What this run did that later runs do not, in words; empty: nothing. Such a run is watched once more."""
     collections: int = field(factory=lambda: collections_of_old())
-    """As they were before: objects that are younger than the run are none of the old ones if there was none since."""
+    """Collections of the oldest generation before the run. If there was none since, the objects that the run made are
+    not among the old ones."""
     by_islands: list[Change] = field(factory=list)
     """What islands changed in Python state, with the values that they left."""
 
@@ -141,7 +142,7 @@ def active_watch() -> ObserveMode | None:
 
 @forks.before_fork
 def _note_fork() -> None:
-    """A body that forks: no replay would."""
+    """The body forks the process, which no replay would do: note it."""
     for watch in _active:
         if watch.thread == threading.get_ident():
             watch.note_unsafe("os.fork")
@@ -262,7 +263,7 @@ def collections_of_old() -> int:
 
 @define(eq=False)
 class _AtIslands:
-    """Tells what the body did in Python before an island, and what the island did."""
+    """Finds out what the body changed in Python before an island, and what the island changed."""
 
     watched: ObservedRun
     known: list[Change] = field(factory=list)

@@ -69,7 +69,7 @@ def found_above(ends: Sequence[torch.Tensor]) -> dict[tuple[Any, int], torch.Ten
 
 
 Casts = Sequence[torch.dtype | None]
-"""Of each of some weights that autocast casts: what to."""
+"""For each of some weights, the dtype that autocast casts it to; None for one that it does not cast."""
 
 
 def keep(result: Any) -> bool:
@@ -90,7 +90,7 @@ def keep(result: Any) -> bool:
 
 
 def are_known(leaves: Iterable[torch.Tensor], kept: Mapping[Any, Any]) -> bool:
-    """Another call of the block cast one of these."""
+    """Whether another call of the block cast one of these leaves."""
     return bool(kept) and any(_key(leaf) in kept for leaf in leaves)
 
 

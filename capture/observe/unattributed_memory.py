@@ -67,7 +67,7 @@ class _HeldStorage:
     times: Counter[int] = field(factory=Counter)
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Held once more."""
+        """Count one more holder of a tensor on this storage."""
         if id(tensor) not in self.times:
             self.tensors.append(tensor)
         self.times[id(tensor)] += 1

@@ -264,15 +264,14 @@ def _places(
     covered = {at for place in places for at in _span(place)}
     left = {at for at in block.varies - block.noise - covered if not _is_address(at, samples, node, same)}
     if left:
+        words = _words_at(min(left), samples, node)
         return NumberRefusal(
-            f"a parameter follows the number in an unknown way (byte {min(left)}: {_examples(min(left), samples, node)})",
-            node,
-            may_be_left=True,
+            f"a parameter follows the number in an unknown way (byte {min(left)}: {words})", node, may_be_left=True
         )
     return places
 
 
-def _examples(at: int, samples: Sequence[NumberSample], node: int) -> str:
+def _words_at(at: int, samples: Sequence[NumberSample], node: int) -> str:
     """The word around a byte in each capture; a star marks an address of the recording's own memory."""
     words = [(sample.nodes[node].words[at // 8], sample.is_own_memory) for sample in samples]
     return ", ".join(f"{word:#x}{'*' * is_own(word)}" for word, is_own in words)
