@@ -48,7 +48,8 @@ typedef struct {
     uint32_t taken;       /* calls, those that missed too */
     Py_ssize_t left;      /* replays until the body runs instead, all of which are timed; or -1 */
     uint32_t timed;
-    struct { uint64_t begin, nanoseconds; } times[TIMES_KEPT]; /* of the calls that were timed last */
+    struct { uint64_t begin, nanoseconds, own; } times[TIMES_KEPT]; /* of the calls that were timed last; ``own``: of
+                                                                       the thread, where the path is on trial */
 } FastPath;
 
 static PyTypeObject FastPathType;
@@ -263,10 +264,15 @@ static PyObject *path_sampled(FastPath *self, PyObject *const *values)
     }
     if (++self->taken % TIMED_EVERY != 8 && self->left < 0)
         return path_run(self, values);
-    struct timespec begin, end;
+    struct timespec begin, end, own_begin = {0, 0}, own_end = {0, 0};
+    int on_trial = self->left > 0; /* another program that has the processor meanwhile must not decide then */
     Py_INCREF(self);
     clock_gettime(CLOCK_MONOTONIC, &begin);
+    if (on_trial)
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &own_begin);
     PyObject *result = path_run(self, values);
+    if (on_trial)
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &own_end);
     clock_gettime(CLOCK_MONOTONIC, &end);
     if (result != NULL && result != self->steps.miss)
     {
@@ -274,6 +280,7 @@ static PyObject *path_sampled(FastPath *self, PyObject *const *values)
         Py_ssize_t at = self->timed++ % TIMES_KEPT;
         self->times[at].begin = from;
         self->times[at].nanoseconds = to - from;
+        self->times[at].own = nanoseconds_of(&own_end) - nanoseconds_of(&own_begin);
         self->left -= self->left > 0;
     }
     Py_DECREF(self);
@@ -350,7 +357,23 @@ static PyObject *path_times(PyObject *object, PyObject *Py_UNUSED(nothing))
     return times;
 }
 
+static PyObject *path_own_times(PyObject *object, PyObject *Py_UNUSED(nothing))
+{
+    FastPath *self = (FastPath *)object;
+    uint32_t count = self->timed < TIMES_KEPT ? self->timed : TIMES_KEPT;
+    PyObject *times = PyList_New(0);
+    for (uint32_t i = 0; times != NULL && i < count; i++) {
+        PyObject *one = self->times[i].own == 0 ? NULL : PyLong_FromUnsignedLongLong(self->times[i].own);
+        if (self->times[i].own != 0 && (one == NULL || PyList_Append(times, one) < 0))
+            Py_CLEAR(times);
+        Py_XDECREF(one);
+    }
+    return times;
+}
+
 static PyMethodDef methods[] = {
+    {"own_times", path_own_times, METH_NOARGS,
+     "Nanoseconds of this thread's own time that replays took which were timed on trial, of those timed last."},
     {"times", path_times, METH_NOARGS, "Begin and length, in nanoseconds, of the replays that were timed last."},
     {"bound", path_bound, METH_O, "The result of a call with these values of all parameters, or MISS."},
     {NULL, NULL, 0, NULL},

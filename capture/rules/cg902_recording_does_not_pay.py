@@ -2,8 +2,8 @@
 
 ## What it does
 Reports bodies in which a replay would replace at most one operator, and functions that run eagerly as replays of their
-recordings took longer than the body. That is measured by medians of several calls: on the CPU for all recordings,
-those of forward and backward passes together, on a device for those in segments.
+recordings took longer than the body. That is measured in several calls, and the shortest are compared: on the CPU for
+all recordings, those of forward and backward passes together, on a device for those in segments.
 
 ## Why it matters
 A replay saves the host time between operators. With one operator there is none, and the copies of the arguments come

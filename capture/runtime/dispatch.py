@@ -348,10 +348,11 @@ def _timed(
         return go_on(captured, entry, node, values, leaves, tree)
     if timing.wants_body:
         return done(measure_body(captured, entry, captured.call(values, leaves), tree))
-    before = captured.log.counters.replays
+    before, clock = captured.log.counters.replays, payoff.clock_of(entry)
+    found, begin = payoff.clock() - begun.begun, clock()
     reply = go_on(captured, entry, node, values, leaves, tree)
     if captured.log.counters.replays == before + 1:
-        timing.note_replay(payoff.clock() - begun.begun)
+        timing.note_replay(found + clock() - begin)
     return reply
 
 
@@ -579,7 +580,8 @@ class _GoesOn:
         measured = entry.payoff if is_measured(captured, entry) else None
         if measured is not None and measured.wants_body:
             return self.ready(entry, values, leaves)
-        begun = 0.0 if measured is None else payoff.clock()
+        clock = payoff.clock_of(entry)
+        begun = 0.0 if measured is None else clock()
         try:
             stopped = branches.replay(captured, node, tree, values, leaves, run_now)
         except Exception as error:
@@ -591,7 +593,7 @@ class _GoesOn:
             return guarded(captured, values, _ready, entry, leaves, begin)
         entry.steadiness.replays += 1
         if measured is not None:
-            measured.note_replay(payoff.clock() - begun)
+            measured.note_replay(clock() - begun)
         return finish(stopped.result, leaves)
 
     def tell(self, errors: list[BaseException]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -45,7 +46,8 @@ def measure_body(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> A
     """Run the body in the place of a replay. The rest of the step runs eagerly, too: recordings of others that follow
     on this one's would be made again."""
     took: list[float] = []
-    result = run_eagerly(captured, bound, "to be compared with how long replays take", kind="measured", took=took)
+    why, clock = "to be compared with how long replays take", payoff.clock_of(entry)
+    result = run_eagerly(captured, bound, why, kind="measured", took=took, clock=clock)
     note_warm(captured, result, bound, tree)
     if entry.region is not None:
         entry.region.time_backward(result, bound.leaves, is_replay=False)
@@ -84,13 +86,14 @@ def run_on_trial(captured: Captured, trial: Trial, args: tuple[Any, ...], kwargs
     slow as it is in a loop of its own. Nearly all that is to be noted is noted at the end, as it would slow the next
     one down."""
     counters, function = captured.log.counters, captured.body()
-    begin = payoff.clock()
+    clock = trial.clock
+    begin = clock()
     try:
         result = function(*args, **kwargs)
     finally:
         counters.body_runs += 1
         counters.measured_calls += 1
-        seconds = payoff.clock() - begin
+        seconds = clock() - begin
     region = trial.entry.region
     if region is None and trial.goes_on(args, kwargs, seconds):
         return result
@@ -147,11 +150,13 @@ def run_eagerly(
     kind: Literal["eager", "warm-up", "measured", "inline"] = "eager",
     weight: float = 1.0,
     took: list[float] | None = None,
+    clock: Callable[[], float] | None = None,
 ) -> Any:
     """The one place where a bound call runs its body eagerly, on the caller's own tensors. ``warm-up``: calls like this
     are recorded soon; ``measured``: it stands for a replay, to learn which of the two is faster; ``inline``: somebody
     else captures what it does, and neither counts nor watches are ours.
-    ``weight``: as for ``Budget.ran_eagerly``. ``took``: gets the seconds that the body took."""
+    ``weight``: as for ``Budget.ran_eagerly``. ``took``: gets the seconds that the body took, by
+    this ``clock``."""
     log = captured.log
     if kind == "inline":
         log.counters.inline_calls += 1
@@ -163,7 +168,8 @@ def run_eagerly(
             return inlined(bound.run_plainly)
     log.add("measure" if kind == "measured" else "eager", reason)
     run_now = body_run.current()
-    begin = payoff.clock()
+    clock = clock or payoff.clock
+    begin = clock()
     if kind == "eager" and weight and run_now is not None and _is_found_by_paths(captured):
         captured.budget.looked_in_vain((begin - run_now.begun) * 1e3)
     try:
@@ -176,7 +182,7 @@ def run_eagerly(
             log.counters.measured_calls += 1
         else:
             log.counters.eager_calls += 1
-        seconds = payoff.clock() - begin
+        seconds = clock() - begin
         if took is not None:
             took.append(seconds)
         log.eager_ms.append(seconds * 1e3)

@@ -39,7 +39,7 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.fast_path import GoesOn, Shortcuts
 from capture.runtime.noted_numbers import Formula, Noting, holds_noted
-from capture.runtime.payoff import clock
+from capture.runtime.payoff import clock_of
 from capture.runtime.replay import replay
 from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, Verified
 from capture.state.call import Call
@@ -372,12 +372,13 @@ class Lifted:
         given = None if self.count.is_due or payoff.wants_body else self.taken(values)
         if given is None:
             return MISS
-        begin = clock()
+        clock = clock_of(self.entry) if payoff.is_open else None
+        begin = 0.0 if clock is None else clock()
         standing, self.under_way = self.standing(values), values
         result = self.run(given, lambda: self.paths.call(standing))
         if result is not MISS:
             self.count.calls += 1
-            payoff.note_replay(clock() - begin)
+            payoff.note_replay(0.0 if clock is None else clock() - begin)
         return result
 
     def values_now(self) -> Values | None:

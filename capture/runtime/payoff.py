@@ -1,8 +1,11 @@
 """Payoff: whether replays of a recording are faster than its body.
 
 They are not where the body is short, or where a replay goes through Python. After ``AFTER`` replays ``BODIES`` calls
-run the body in their place, and of each the second shortest is compared: what waited for something else took longer,
-and a single call that had less to do decides nothing.
+run the body in their place, and of each the second shortest is compared. Where that is close, both are taken in turn
+again, up to ``ROUNDS`` times, and the shortest of all are compared: caches, clock rates and other programs change
+within a second, and what is close costs little while it is found out.
+What the CPU engine does is done by the calling thread, so its **own time** counts there: another program that has the
+processor meanwhile decides nothing. Where a device works, the host waits for it, and the time of the clock counts.
 A fast path serves so many replays, and then leads to the body until that was measured. Where one recording is in use,
 and nothing follows on it, the bodies run with nothing before them (``Trial``): what a call goes through takes the code
 of a small body out of the processor's caches, which makes it up to twice as slow as in a loop of its own.
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import torch
@@ -25,13 +28,25 @@ from capture.key.signature import Leaf
 AFTER = 12
 """Replays before the body is measured."""
 SAMPLES = 5
+"""Replays, of those that were timed, from which on a comparison says something."""
 BODIES = 10
 """Runs of the body that are measured: Python runs code that is new for some eight times before it is at its fastest."""
-_SHARE, _LEAST = 0.05, 5e-6  # a replay may take this share more than the body, or so many seconds
+ROUNDS = 3
+"""Of so many replays and bodies in turn, at most."""
+CLEAR = 0.7, 1.5
+"""A replay that takes less, or more, than these parts of the body's time: one round tells."""
+_SHARE, _LEAST = 0.02, 5e-6  # a replay may take this share more than the body, or so many seconds
 _AROUND = 3e-6  # seconds that a call takes besides its replay
 
 clock = time.perf_counter
 """Seconds."""
+own_time = time.thread_time
+"""Seconds that this thread ran. To ask takes a microsecond, so only what is measured is."""
+
+
+def clock_of(entry: Any) -> Callable[[], float]:
+    """What tells how long calls of this entry take."""
+    return clock if entry.backend is None or entry.backend.has_own_memory else own_time
 
 
 class TimedPath(Protocol):
@@ -40,42 +55,49 @@ class TimedPath(Protocol):
     left: int
     """Replays until it is closed, all of which are timed; -1: it is open, and one of many is."""
 
-    def times(self) -> list[tuple[int, int]]:
-        """Begin and length of the last ones that were timed, in nanoseconds."""
+    def own_times(self) -> list[int]:
+        """Nanoseconds of the calling thread's own time, of the last ones that were on trial."""
+
+
+def _samples() -> deque[float]:
+    return deque(maxlen=ROUNDS * AFTER)
 
 
 @define(eq=False)
 class Payoff:
-    """Of one entry."""
+    """Of one entry. All times are in seconds, of all rounds so far."""
 
-    replays: deque[float] = field(factory=lambda: deque(maxlen=SAMPLES))
+    replays: deque[float] = field(factory=_samples)
     bodies: list[float] = field(factory=list)
-    backward_replays: deque[float] = field(factory=lambda: deque(maxlen=SAMPLES))
+    backward_replays: deque[float] = field(factory=_samples)
     backward_bodies: list[float] = field(factory=list)
     paths: list[tuple[TimedPath, int]] = field(factory=list)
-    """Fast paths on trial, and how many replays each may serve."""
+    """Fast paths on trial, and how many replays each may serve in this round."""
+    rounds: int = 0
+    """That ended."""
+    is_decided: bool = False
+    """Nothing more is to be measured, or can be."""
     _noted: int = 0
-    _is_given_up: bool = False
 
     @property
     def number(self) -> int:
-        """Of replays."""
+        """Of replays in this round."""
         return self._noted + sum(most - path.left for path, most in self.paths)
 
     @property
     def wanted(self) -> int:
-        """Runs of the body that are still to be measured. The last one's backward pass is to come."""
-        return BODIES + bool(self.backward_replays) - len(self.bodies)
+        """Runs of the body that are still to be measured in this round. The last one's backward pass is to come."""
+        return BODIES * (self.rounds + 1) + bool(self.backward_replays) - len(self.bodies)
 
     @property
     def is_open(self) -> bool:
         """More is to be measured."""
-        return self.wanted > 0 and not self._is_given_up
+        return not self.is_decided
 
     @property
     def wants_body(self) -> bool:
         """This call is to run the body: as the next ones, so that its code is at hand as in a loop without replays."""
-        return self.is_open and self.number >= AFTER
+        return not self.is_decided and self.number >= AFTER
 
     def try_out(self, path: TimedPath) -> None:
         """Time what this fast path replays, until there is enough."""
@@ -91,17 +113,30 @@ class Payoff:
     def note_body(self, seconds: float) -> None:
         """A run of the body did."""
         self.bodies.append(seconds)
-        if not self.is_open:
-            self._open_paths()
+        if self.is_open and self.wanted <= 0:
+            self._end_round()
 
     def give_up(self) -> None:
         """No measurement is possible."""
-        self._is_given_up = True
-        self._open_paths()
+        self.replays.clear()
+        self._decide()
 
-    def _open_paths(self) -> None:
+    def _end_round(self) -> None:
+        self.rounds += 1
         for path, _ in self.paths:
-            self.replays.extend(nanoseconds * 1e-9 for _, nanoseconds in path.times())
+            self.replays.extend(nanoseconds * 1e-9 for nanoseconds in path.own_times())
+        least, most = CLEAR
+        if self.rounds == ROUNDS or not self._is_known or not least * self.body < self.replay < most * self.body:
+            self._decide()
+            return
+        self._noted = 0
+        for path, _ in self.paths:
+            path.left = AFTER
+        self.paths = [(path, AFTER) for path, _ in self.paths]
+
+    def _decide(self) -> None:
+        self.is_decided = True
+        for path, _ in self.paths:
             path.left = -1
         self.paths.clear()
 
@@ -121,11 +156,15 @@ class Payoff:
         return _usual(self.bodies) + _usual(self.backward_bodies)
 
     @property
+    def _is_known(self) -> bool:
+        """Enough was measured."""
+        passes = not self.backward_replays or len(self.backward_bodies) >= SAMPLES // 2
+        return passes and len(self.replays) >= SAMPLES
+
+    @property
     def loss(self) -> float:
         """Seconds that a replay takes longer than the body by more than is allowed; 0 where that is not known."""
-        if self.is_open or self._is_given_up or len(self.replays) < SAMPLES:
-            return 0.0
-        if self.backward_replays and len(self.backward_bodies) < SAMPLES // 2:
+        if self.is_open or not self.rounds or not self._is_known:
             return 0.0
         allowed = max(_SHARE * self.body, _LEAST) - _AROUND
         return self.replay - self.body if self.replay > self.body + allowed else 0.0
@@ -153,12 +192,15 @@ class Trial:
     """Calls with other numbers are such calls, too."""
     bodies: list[float] = field(factory=list)
     """Seconds."""
+    clock: Callable[[], float] = clock
     _shapes: Any = None
 
     @classmethod
     def of(cls, entry: Any, values: Sequence[Any], wanted: int, *, any_number: bool = False) -> Self | None:
         """None where a call is told by more than tensors and plain values."""
-        return cls(entry, wanted, any_number) if {type(value) for value in values} <= _KINDS | SAME else None
+        if not {type(value) for value in values} <= _KINDS | SAME:
+            return None
+        return cls(entry, wanted, any_number, clock=clock_of(entry))
 
     def goes_on(self, args: Sequence[Any], kwargs: Mapping[str, Any], seconds: float) -> bool:
         """A call with these arguments took so long. False: it is another one, or was the last."""

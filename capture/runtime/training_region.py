@@ -45,7 +45,7 @@ from capture.runtime import fault
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.fast_path import Shortcuts
-from capture.runtime.payoff import Payoff, clock
+from capture.runtime.payoff import Payoff, own_time
 from capture.state import snapshot
 from capture.state.call import Call
 from capture.state.source import Source
@@ -238,7 +238,7 @@ class Region:
         if program is not None and self.payoff.is_open:
             results = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
             inputs = [*[leaves[index] for index in self._wanted], *program.now_parameters]
-            self._timer = BackwardTimer(results, inputs, clock), is_replay
+            self._timer = BackwardTimer(results, inputs, own_time), is_replay
 
     def stop_timing(self) -> None:
         """It is known whether replays pay. A timer that stays looks at all backward passes of the parameters."""
