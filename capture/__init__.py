@@ -14,7 +14,9 @@ for ids in stream:
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import sys
+import types
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from capture.core.errors import AnnotationError as AnnotationError
 from capture.core.errors import BorrowedOutputError as BorrowedOutputError
@@ -116,3 +118,16 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Package(types.ModuleType):
+    """The class of this module, for the message to who writes ``@capture`` after ``import capture``."""
+
+    def __call__(self, *_: object, **options: object) -> NoReturn:
+        raise AnnotationError(
+            "capture is the package here, not the decorator of that name: from capture import capture, or write "
+            "capture.capture"
+        )
+
+
+sys.modules[__name__].__class__ = _Package

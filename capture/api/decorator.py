@@ -13,7 +13,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, NoReturn, ParamSpec, TypeVar, Unpack, overload
 
 import torch
 from attrs import Factory, define, field
@@ -53,7 +53,7 @@ def capture(target: Callable[P, R], /, **options: Unpack[CaptureOptions]) -> Cal
 def capture(**options: Unpack[CaptureOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
-def capture(target: Any = None, /, **options: Any) -> Any:
+def capture(*targets: Any, **options: Any) -> Any:
     """Record what a function does on its first calls and replay it afterwards.
 
     ``@capture``, ``@capture(static=["cache"])``, ``capture(fn, ...)``, or ``capture(module)``, which replaces the
@@ -107,9 +107,24 @@ def capture(target: Any = None, /, **options: Any) -> Any:
     Raises:
         AnnotationError: an unknown option, choice or argument name, or something that cannot be captured.
     """
-    if target is None:
-        return functools.partial(_capture, options=options)
-    return _capture(target, options)
+    if len(targets) > 1:
+        raise AnnotationError(
+            f"capture takes one callable, got {len(targets)} arguments: leave the others out; the first calls are the "
+            "samples, and warmup(f)(*args) records before them"
+        )
+    return _capture(targets[0], options) if targets else _Decorator(_capture, options=options)
+
+
+class _Decorator(functools.partial[Any]):
+    """What ``capture(**options)`` gives. It is no block, as ``torch.cuda.graph`` is one."""
+
+    def __enter__(self) -> NoReturn:
+        raise AnnotationError(
+            "capture is a decorator and no block: put the lines of the block into a function, and write @capture above"
+        )
+
+    def __exit__(self, *_: object) -> None:
+        """Python asks for it before it enters a block."""
 
 
 def _always(_: object) -> bool:
@@ -127,7 +142,7 @@ path."""
 
 @define(eq=False)
 class Handle:
-    """One decorated function and its states: one ``Captured`` for all calls, or one an instance."""
+    """What belongs to one decorated function."""
 
     annotation: Annotation
     function: Callable[..., Any]
@@ -143,18 +158,16 @@ class Handle:
     make_single: Callable[[], Captured] | None = None
     """Makes ``single`` at the first such call, for a function of which only calls tell whether it is a method."""
     passed: int = 0
-    """Calls that ran eagerly before ``single`` was made. They are added to its counters then."""
+    """Calls that went by before ``single`` was made."""
     others: Captured | None = None
-    """One state for all instances that get none of their own: too many instances died before a recording of theirs was
-    used (see ``Lives``), so these calls run eagerly."""
+    """Stands for the instances that are not looked at, as those before them came and went."""
     successors: list[Handle] = field(factory=list)
-    """Handles of functions that replaced this one in the class of a captured module or object (see ``_ClassNow``)."""
+    """Of functions that took this one's place in the class of what is captured."""
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        """End the states when the function is collected; only the function holds this handle. Not a ``weakref``
-        finalizer: that would keep the states alive, which keep the body alive. If the body in turn refers to the
-        function, as through a trainer, neither would ever be collected."""
-        if not ends() and hasattr(self, "successors"):  # False where ``__init__`` did not finish
+        """The function is gone, which alone has this. It may go with a cycle of objects, as where its body leads to a
+        trainer that has it: a finalizer of ``weakref`` would keep the states for ever, and they the body."""
+        if not ends() and hasattr(self, "successors"):  # it was made as a whole
             for captured in self._own_states():
                 captured.end()
 
@@ -184,7 +197,7 @@ class Handle:
         return captured
 
     def call(self, receiver: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call of an instance that the fast path did not take."""
+        """A call of an instance that took no fast path."""
         entry = self.instances.get(id(receiver))
         if entry is not None and entry[0]() is receiver:
             return dispatch.call(entry[1], args, kwargs)
@@ -210,14 +223,14 @@ class Handle:
         return self.single
 
     def has_own(self, receiver: Any) -> bool:
-        """Whether this instance has a state of its own. It has none where a plain function was captured first and put
+        """Calls on this instance have a state of their own. Not so where one function was captured as it is, and put
         into a class afterwards."""
         is_fixed = self.single is not None and self.make_single is None
         return not is_fixed and self.is_receiver(receiver)
 
     def straight(self) -> Callable[..., Any]:
-        """The fast path: a function of an instance and a tuple of positional arguments. It gives the result, or
-        ``MISS`` where no fast path fits the call."""
+        """The function that takes an instance and a tuple of its positional arguments, on the fast path; ``MISS`` for a
+        call that no path fits."""
         straight: Callable[..., Any] = native.InstancePaths(self.instances, MISS)
         return straight
 
@@ -236,20 +249,18 @@ class Handle:
             yield captured
 
     def states_of(self, receiver: Any) -> list[Captured]:
-        """The states of one instance, those of ``successors`` included."""
-        return [self.of(receiver)] + [
-            successor.of(receiver) for successor in self.successors if id(receiver) in successor.instances
-        ]
+        """Those of one instance."""
+        return [self.of(receiver)] + [one.of(receiver) for one in self.successors if id(receiver) in one.instances]
 
 
 def adopted(captured: Captured) -> Captured:
-    """Register a state that was made elsewhere, so that ``report`` and ``reset`` include it; gives it back."""
+    """A state made elsewhere, known to ``report`` from now on."""
     _all.add(captured)
     return captured
 
 
 def hand_back(wrapper: Callable[..., Any], handle: Handle) -> None:
-    """Have ``recordings``, ``reset`` and the like accept this function: its states are in ``handle``."""
+    """Have ``recordings`` and the others accept a function that keeps its states in ``handle``."""
     setattr(wrapper, _HANDLE, handle)
 
 
@@ -276,7 +287,7 @@ def _new(annotation: Annotation, function: Callable[..., Any], binder: Binder, r
 
 
 def _capture(target: Any, options: dict[str, Any], *, method: bool | None = None) -> Any:
-    """``method``: whether the function is a method; None: not known, its name and parameters tell."""
+    """``method``: whether a function is one, where that is known."""
     if isinstance(target, torch.nn.Module):
         return _capture_module(target, options)
     if isinstance(target, (staticmethod, classmethod)):
@@ -304,8 +315,7 @@ def _capture(target: Any, options: dict[str, Any], *, method: bool | None = None
 
 
 def _suspended(target: Any) -> str | None:
-    """What a call gives instead of a result where the body runs later or in parts, as ``"a coroutine"``; None for an
-    ordinary function."""
+    """What a call of it gives in the place of a result, where its body runs in parts."""
     code_of = inspect.unwrap(target)
     kinds = {
         "a coroutine": inspect.iscoroutinefunction,
@@ -316,8 +326,8 @@ def _suspended(target: Any) -> str | None:
 
 
 def _uncaptured(target: Any, options: dict[str, Any], kind: str, *, method: bool | None) -> Any:
-    """The function itself, after a warning that says why it is not captured. It gets no wrapper: frameworks ask whether
-    a function is a coroutine or a generator. ``recordings`` and the like still accept it if it takes attributes."""
+    """The function as it is, once the user was told why. Others ask what kind of function it is, so nothing is put
+    around it. ``recordings`` and the others know it, where it can keep a state."""
     function = target.__func__ if isinstance(target, types.MethodType) else target
     is_method = bool(method) or isinstance(target, types.MethodType)
     if method is None and isinstance(target, types.FunctionType):
@@ -332,23 +342,31 @@ def _uncaptured(target: Any, options: dict[str, Any], kind: str, *, method: bool
 
 
 def _code_of(function: Any) -> types.CodeType | None:
-    """The code of the innermost function, below what ``functools.wraps`` put around it."""
+    """That of the user's function, within what wraps it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return code if isinstance(code, types.CodeType) else None
 
 
 def _instead(target: object) -> str:
-    """The end of a message: what to write instead of capturing this object; empty where no better way is known."""
+    """What to write instead, for an object that cannot be captured."""
     if isinstance(target, torch.Tensor):
         return ": give the function, not its result: capture(f)(x)"
+    if target is None:
+        return ": what gave it may return nothing; give the function or the module itself"
+    if isinstance(target, property):
+        return ": write @property above @capture, in this order"
+    if isinstance(target, torch.optim.Optimizer):
+        return ": capture the function with forward, backward() and step() in it"
+    if type(target).__name__ == "CUDAGraph":
+        return ": graphs are made for you; put what is recorded into a function, and capture that"
     if isinstance(target, (list, tuple, str)):
         return f": options have names: capture(static={[target] if isinstance(target, str) else list(target)!r})"
     return ""
 
 
 def _kind_of(function: types.FunctionType) -> Callable[[types.FunctionType, dict[str, Any]], Any]:
-    """Which wrapper a function gets: that of a function, of a method, or one that decides at the first call. The names
-    of its parameters and the place where it is written tell."""
+    """Whether it is a method, a function, or only its calls tell: by the names of its parameters, and by where it is
+    written."""
     owner, _, name = function.__qualname__.rpartition(".")
     code = getattr(inspect.unwrap(function), "__code__", None)
     if not owner or owner.endswith("<locals>") or code is None or not code.co_argcount:
@@ -368,7 +386,7 @@ def _receivers_of(function: types.FunctionType) -> Callable[[Any], bool]:
     def stored_in(kinds: tuple[type, ...]) -> Any:
         for kind in kinds:
             if kind.__qualname__ == owner and kind.__module__ == module:
-                return next((kind.__dict__[name] for name in names if name in kind.__dict__), function)
+                return next((kind.__dict__[one] for one in names if one in kind.__dict__), function)
         return None
 
     def is_receiver(first: Any) -> bool:
@@ -387,8 +405,7 @@ def _name_of(target: Any) -> str:
 
 
 def _annotated(function: Any, options: dict[str, Any], *, method: bool, name: str) -> Handle:
-    """The handle of a function. Its annotation is kept with its code object and used again: a function that is
-    decorated anew in each call of another one has the same code each time."""
+    """A function that is decorated anew in each call of another one has the same code each time."""
     is_plain = isinstance(function, types.FunctionType) and not (
         function.__dict__ or function.__defaults__ or function.__kwdefaults__ or options
     )
@@ -438,8 +455,7 @@ def _function(
 
 
 def _short_lived(function: Any, handle: Handle) -> Any:
-    """The wrapper of a function whose code gave up, as earlier functions with this code died before a recording paid
-    off. It makes no state until a call is looked at again."""
+    """A function whose code gave up, as those before it came and went: a state is made once one is looked at."""
     annotation, binder, lives = handle.annotation, handle.binder, handle.lives
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -453,7 +469,7 @@ def _short_lived(function: Any, handle: Handle) -> Any:
         result = MISS if kwargs else captured.straight(*args)
         return dispatch.call(captured, args, kwargs) if result is MISS else result
 
-    reference = weakref.ref(wrapper)  # weak: the wrapper has to die with its last user
+    reference = weakref.ref(wrapper)  # it is to go with its last reference
 
     def make_single() -> Captured:
         captured = _new(annotation, function, binder, None)
@@ -486,9 +502,8 @@ def _method(function: types.FunctionType, options: dict[str, Any], *, in_class: 
 
 @define(eq=False)
 class _ClassNow:
-    """The function to call where the class of a captured module or callable object has another function by this name
-    than when it was captured: the class was patched, or the object got another class. Eager code would call the new
-    function, so it is captured in place of the old one."""
+    """What is called where the class of a captured module or callable object has another function by this name now: the
+    class was patched, or the object was given another one. Eager code would find it, so it is captured in its place."""
 
     name: str
     function: Callable[..., Any]
@@ -499,30 +514,29 @@ class _ClassNow:
     def of(self, receiver: Any) -> Callable[..., Any]:
         """The bound method, as it would be without an attribute of the instance."""
         kind = type(receiver)
-        stored = inspect.getattr_static(kind, self.name)  # each class of modules has one
-        if not isinstance(stored, types.FunctionType):
-            bound: Callable[..., Any] = stored.__get__(receiver, kind) if hasattr(type(stored), "__get__") else stored
+        found = inspect.getattr_static(kind, self.name)  # each class of modules has one
+        if not isinstance(found, types.FunctionType):
+            bound: Callable[..., Any] = found.__get__(receiver, kind) if hasattr(type(found), "__get__") else found
             return bound
-        if stored not in self.made:
-            self.made[stored] = self._captured(stored)
-        return types.MethodType(self.made[stored], receiver)
+        if found not in self.made:
+            self.made[found] = self._captured(found)
+        return types.MethodType(self.made[found], receiver)
 
-    def _captured(self, function: types.FunctionType) -> Any:
-        if _handle_of(function) is not None or _suspended(function) is not None:
-            return function
+    def _captured(self, found: types.FunctionType) -> Any:
+        if _handle_of(found) is not None or _suspended(found) is not None:
+            return found
         try:
-            wrapper = _method(function, self.options)
+            wrapper = _method(found, self.options)
         except AnnotationError:  # options such as ``static=`` name what this one does not take
-            return function
+            return found
         successor = wrapper.__dict__[_HANDLE]
         self.handle.successors.append(successor)
         return wrapper
 
 
 def _method_or_not(function: types.FunctionType, options: dict[str, Any]) -> Any:
-    """The wrapper of a function written in a class body that may be a method or, with ``staticmethod`` around it, a
-    plain function: its first call tells. Options that only a method can have, such as names below ``self``, tell at
-    once."""
+    """Written in a class body, and only its calls tell whether it is a method or, by a ``staticmethod`` around it, not.
+    Options that a function cannot have, as names below ``self``, tell at once."""
     try:
         as_function = _annotated(function, options, method=False, name=_name_of(function))
     except AnnotationError:
@@ -609,7 +623,7 @@ def captured_states(target: Any) -> list[Captured]:
 
 
 def begin_anew(target: Any) -> None:
-    """Forget what instances of it that died cost so far, so that new instances are looked at again."""
+    """What instances of it cost that came and went counts no more."""
     handle = _handle_of(target.forward if isinstance(target, torch.nn.Module) else target)
     if handle is not None:
         handle.lives.start_anew()
@@ -646,10 +660,9 @@ def _forget_in_child() -> None:
 
 
 def _start_over(users: Sequence[Annotation]) -> None:
-    """Drop the recordings of these functions: they hold constants that a model package has replaced. The next run of
-    the package must be eager."""
+    """What these functions recorded holds constants that a package has no more; its next run must be an eager one."""
     for captured in _all.all():
-        if any(captured.annotation is user for user in users):
+        if any(captured.annotation is one for one in users):
             captured.retire()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -66,7 +66,7 @@ class Config:
     """Record on the first call, without a watched run before it (the recording itself is watched)."""
 
     def memory_of(self, device_bytes: int) -> float:
-        """How many bytes ``memory_limit`` allows on a device that has ``device_bytes``."""
+        """Bytes of a device with so many that ``memory_limit`` allows."""
         return self.memory_limit * device_bytes if self.memory_limit <= 1 else self.memory_limit
 
 
@@ -85,8 +85,8 @@ class ConfigPatch(TypedDict, total=False):
     schedule_after: int
     schedule_room: int
     drop_slow: bool
-    silence: frozenset[str]
-    refuse: frozenset[str]
+    silence: Collection[str]
+    refuse: Collection[str]
     skip_warmup: bool
 
 
@@ -116,7 +116,7 @@ def _whole_number(place: str, value: object) -> int:
 
 def _codes(place: str, value: object) -> frozenset[str]:
     words = value.split(",") if isinstance(value, str) else value
-    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+    if not isinstance(words, Collection) or not all(isinstance(word, str) for word in words):
         raise AnnotationError(f"{place}={value!r} is not a list of codes")
     return codes(place, [word for word in words if word.strip()])
 
@@ -130,7 +130,7 @@ def _choice(place: str, value: object) -> Verify:
 
 
 def _directory(place: str, value: object) -> Path:
-    if not isinstance(value, str):
+    if not isinstance(value, (str, Path)):
         raise AnnotationError(f"{place}={value!r} is not a directory")
     try:
         return Path(value).expanduser()
@@ -144,7 +144,7 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "refuse": _codes, "skip_warmup": _flag, "drop_slow": _flag, "schedule_after": _whole_number,
     "schedule_room": _whole_number,
 }  # fmt: skip
-"""How each setting is read from a text of the environment or a value of ``pyproject.toml``."""
+"""How each setting is read from a text of the environment, ``pyproject.toml``, or ``patch``."""
 
 
 def settings_file() -> Path | None:
@@ -206,22 +206,23 @@ current = _current.get
 def patch(**settings: Unpack[ConfigPatch]) -> Iterator[Config]:
     """Override settings for a block, in this thread or task only.
 
-    Raises ``AnnotationError`` for a name that is no setting.
+    Raises ``AnnotationError`` for a name that is no setting, and for a value that it cannot have.
     """
     names = tuple(ConfigPatch.__annotations__)
-    for name in settings:
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
         if name not in names:
             raise AnnotationError(f"unknown setting {name!r}{suggestion(name, names)}; known: {', '.join(names)}")
+        values[name] = _READERS[name](name, value)
     before = _current.get()
-    now = evolve(before, **settings)
+    now = evolve(before, **values)
     # the same object where nothing changes: the fast path compares settings by identity
     with using(before if now == before else now) as settings_now:
         yield settings_now
 
 
 put, put_back = _current.set, _current.reset
-"""``token = put(settings)`` puts settings in force in this thread or task, and ``put_back(token)`` ends that:
-for objects that are context managers themselves."""
+"""Settings to be in force in this thread or task from now on; the first gives what the second takes."""
 
 
 @contextmanager

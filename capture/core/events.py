@@ -20,6 +20,7 @@ from attrs import define, field, fields, frozen
 from typing_extensions import override
 
 from capture.core import slow_calls
+from capture.core.options import suggestion
 from capture.native import seen
 
 EventKind = Literal[
@@ -126,14 +127,14 @@ class Counters:
 
     @classmethod
     def total(cls, parts: Iterable[Counters]) -> Counters:
-        """The counters of several functions, added up."""
+        """The sum of several."""
         found = [part.items() for part in parts]
         return Counters(**{one.name: sum(part[one.name] for part in found) for one in fields(Counters)})
 
 
 @define
 class Timed:
-    """Fields of an event that its block may set while it runs."""
+    """What a timed block may add to its event while it runs."""
 
     detail: str = ""
     nbytes: int = 0
@@ -227,7 +228,8 @@ def parse_logs(text: str) -> dict[str, int]:
         names = tuple(_ARTEFACTS) if name == "all" else (name,)
         for artefact in names:
             if artefact not in _ARTEFACTS:
-                raise ValueError(f"CAPTURE_LOGS: unknown word {name!r}; known: all, {', '.join(_ARTEFACTS)}")
+                known = ("all", *_ARTEFACTS)
+                raise ValueError(f"unknown word {name!r}{suggestion(name, known)}; known: {', '.join(known)}")
             for kind in _ARTEFACTS[artefact]:
                 if sign == "-":
                     levels.pop(kind, None)
@@ -287,7 +289,7 @@ def _set_up() -> None:
     try:
         set_logs(os.environ.get("CAPTURE_LOGS", ""))
     except ValueError as error:
-        logger.warning("%s", error)
+        logger.warning("CAPTURE_LOGS: %s", error)
 
 
 _set_up()

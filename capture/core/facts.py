@@ -99,8 +99,7 @@ class Effect:
 
     @property
     def compared(self) -> tuple[str, EffectKind, str]:
-        """The part that has to be equal in each run: path, kind and, for plain values, the value; of a tensor only
-        where it is put."""
+        """What has to be equal in each run; for a tensor, only where it goes."""
         return (self.path, self.kind, self.after if self.kind in ("value", "count", "members") else "")
 
 
@@ -117,12 +116,12 @@ class OutputInfo:
 
     @property
     def compared(self) -> tuple[str, OutputKind, str | None, str | None]:
-        """The part that has to be equal in each run. The metadata of new tensors are in ``made``."""
+        """What has to be equal in each run; ``made`` has the metadata of new tensors."""
         return (self.path, self.kind, self.source, self.value)
 
     @property
     def made(self) -> tuple[str, tuple[int, ...], str] | None:
-        """Dtype, shape and device of a tensor that the body made; None for other outputs."""
+        """What kind of tensor the body made."""
         tensor = self.tensor if self.kind == "fresh" else None
         return (tensor.dtype, tensor.shape, tensor.device.partition(":")[0]) if tensor is not None else None
 
@@ -179,7 +178,7 @@ class Break:
 
 @frozen(kw_only=True)
 class Unkeyed:
-    """Something about a tensor that the body used, that is no part of the key, and that no guard checks."""
+    """What the body took from a tensor that is no part of the key, and that no call is checked for."""
 
     name: str
     """``Tensor._version``, or an operator."""
@@ -347,9 +346,9 @@ class SlowReplay:
     optimizers: tuple[str, ...] = ()
     """Classes whose step runs eagerly in each replay."""
     operators: int = 0
-    """Operators that a replay runs."""
+    """That a replay runs."""
     breaks: int = 0
-    """Places where a replay goes back to Python: values that the host reads, and islands."""
+    """At which it goes back to Python: values that the host reads, and islands."""
 
 
 @frozen(kw_only=True)
@@ -395,8 +394,10 @@ class GivenUp:
     recordings: int
     drops: int
     ms: float
-    """Milliseconds that the watched runs and recordings took together."""
+    """What all of it took."""
     variations: tuple[Variation, ...] = ()
+    reads: tuple[HostSync, ...] = ()
+    """What the body reads on the host, where nothing else varied."""
     where: CodeLocation | None = None
 
 
@@ -471,18 +472,16 @@ class Facts:
     effects: tuple[Effect, ...] = ()
     host_syncs: tuple[HostSync, ...] = ()
     reads: tuple[str, ...] = ()
-    """The values that compared host reads gave, as text, in the order of the run. They tell one branch of the body from
-    another."""
+    """What those that are compared gave, in the order of the run: it tells one branch of the body from another."""
     islands: tuple[Island, ...] = ()
     breaks: tuple[Break, ...] = ()
     """Where a recording is cut, in the order of the run."""
     unsteady_reads: str | None = None
-    """Why no further branches of this body are recorded; None: they are."""
+    """Why the branches of this body are not recorded any more."""
     host_work: tuple[HostWork, ...] = ()
     unkeyed: tuple[Unkeyed, ...] = ()
     reads_form: bool = True
-    """Results may depend on strides of dimensions of size 1, or on how addresses are aligned, so these belong to the
-    key."""
+    """What the body does or gives may follow from strides that tell no element's place, or from alignments."""
     runners: tuple[PackageRunner, ...] = ()
     collectives: tuple[Collective, ...] = ()
     dissent: Dissent | None = None
@@ -516,14 +515,13 @@ class Facts:
     separate_pools: str | None = None
     """The device's allocator, where it cannot put a pool's state back, so that every recording has its own pool."""
     around: str | None = None
-    """The mode or transform around the call that has to see every operator of the body, so that it cannot be
-    replayed."""
+    """What is around the call that has to see the body's own operators."""
     suspends: str | None = None
-    """What a call of the function gives instead of a result: a generator, or a coroutine."""
+    """What a call of the function gives in the place of a result: a generator, or a coroutine."""
     unseen: tuple[CodeLocation | None, ...] = ()
-    """Lines near which kernels were launched that belong to no operator of torch."""
+    """Lines near which kernels were launched that no operator told of."""
     refused: str | None = None
-    """Why the engine stopped a recording."""
+    """Why the engine gave a recording run up."""
     backend_missing: str | None = None
     """Device type no backend exists for, if any."""
     num_ops: int = 0

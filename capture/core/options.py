@@ -157,11 +157,15 @@ def annotate(
 
 def codes(place: str, words: Iterable[str]) -> frozenset[str]:
     """Codes of findings. Raises ``AnnotationError`` for a word that is none."""
-    known = frozenset(word.strip().upper() for word in words)
-    for word in sorted(known):
-        if not (word.startswith("CG") and word[2:].isdecimal() and len(word) == 5):
-            raise AnnotationError(f"{place}: {word!r} is no code of a finding, as CG201 is")
-    return known
+    found = set()
+    for word in words:
+        code = word.strip().upper()
+        if not (code.startswith("CG") and code[2:].isdecimal() and len(code) == 5):
+            raise AnnotationError(
+                f"{place}: {word!r} is no code of a finding, as CG201 is; `capture rules` lists names and codes"
+            )
+        found.add(code)
+    return frozenset(found)
 
 
 def _silenced(value: object) -> frozenset[str]:

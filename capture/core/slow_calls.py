@@ -20,7 +20,7 @@ _WORDS = {"observe": "watching the first call of", "record": "recording"}
 
 _current: _Line | None = None
 _shown_otherwise = False
-"""A warm-up's progress bar is on the terminal, so no line is written."""
+"""The progress bar of a warm-up is on the terminal."""
 
 
 class _Line:

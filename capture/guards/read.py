@@ -27,8 +27,7 @@ class Counted:
 
 @frozen
 class Replaced:
-    """Stands for the value of a place into which the body puts a new object in every call. What the body read there has
-    guards where it was read."""
+    """The value of a place into which the body puts a new object in every call. It is guarded where it was read."""
 
     before: Any
 
@@ -95,7 +94,7 @@ class Places:
     _guards: Callable[[Sequence[Any]], int] | None = None
 
     def tell_apart(self, named: NamedKey) -> list[str]:
-        """``Place.tell_apart`` for all places. Mostly no value has changed, which the C module finds out fast."""
+        """See ``Place.tell_apart``. Most often no value is another one, which the C module finds out fast."""
         if self._guards is None:
             self._guards = native.Guards(tuple([one.guard for one in self.all]))
         if self._guards(()) == OK:
@@ -131,23 +130,15 @@ class Read:
 
 
 class OtherTensors:
-    """A guard's function: tensors that no operator read still have the metadata that Python code may have looked at."""
+    """Tensors that no operator read have the metadata that they had, which Python code may look at."""
 
     __slots__ = ("_same", "kinds")
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._same = capabilities.metadata_check(tensors)
         self.kinds = [
-            (
-                type(tensor),
-                tensor.dtype,
-                tensor.shape,
-                tensor.stride(),
-                tensor.device,
-                tensor.requires_grad,
-                tensor.is_inference(),
-            )
-            for tensor in tensors
+            (type(one), one.dtype, one.shape, one.stride(), one.device, one.requires_grad, one.is_inference())
+            for one in tensors
         ]
 
     def __call__(self) -> bool:

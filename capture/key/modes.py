@@ -37,8 +37,7 @@ class Here:
     def __init__(self, ambient: Ambient) -> None:
         self.ambient = ambient
         self.modes: dict[str, tuple[object, Any]] = {}
-        """By type of device: the settings under which a comparison in C holds, and that comparison
-        (``modes_like_now``)."""
+        """The same for the C module by kind of device, and the settings that it holds under."""
 
 
 _known: dict[tuple[Any, ...], Ambient] = {}
@@ -49,7 +48,7 @@ def _never() -> bool:
 
 
 class _Reading:
-    """What the last full reading of the modes found in one thread."""
+    """What one thread found when it looked last."""
 
     __slots__ = ("check", "depth", "here", "mode", "same")
 
@@ -189,7 +188,7 @@ def ambient() -> Ambient:
         torch.get_num_threads(),
         tuple(
             ["ieee" if flag == "none" else flag for flag in switches.switch_values()]
-        ),  # what a precision means that was never set
+        ),  # what a precision that was never set means
     )
     return _known.setdefault(values, Ambient(values))
 

@@ -50,15 +50,13 @@ def has_state(kind: type) -> bool:
 def find_state(values: Iterable[Any], storages: Container[int]) -> list[str]:
     """Look into objects of these classes from now on, where one holds a tensor on such a storage, by ``id``: a body
     uses it, and what the object holds next time is not known else. Gives the names of the classes."""
-    names = []
+    found = []
     for value in values:
-        kept = [
-            member for member in vars(value).values() if type(member) is torch.Tensor and member.layout is torch.strided
-        ]
-        if any(id(tensor.untyped_storage()) in storages for tensor in kept):
+        kept = [one for one in vars(value).values() if type(one) is torch.Tensor and one.layout is torch.strided]
+        if any(id(one.untyped_storage()) in storages for one in kept):
             _with_state.add(type(value))
-            names.append(type(value).__qualname__)
-    return names
+            found.append(type(value).__qualname__)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ what an object holds
@@ -72,7 +70,7 @@ class _Layout:
     new: Any
     """Makes an instance without members."""
     slots: tuple[Any, ...]
-    """Descriptors of their slots, those of base classes first."""
+    """Their descriptors."""
     has_dict: bool
 
 
@@ -96,12 +94,7 @@ def _find_layout(kind: type) -> _Layout | None:
     if issubclass(kind, _NEVER) or (not own and kind is not types.SimpleNamespace):
         return None
     base = next(base for base in _BASES if issubclass(kind, base))
-    slots = [
-        descriptor
-        for base in reversed(own)
-        for descriptor in vars(base).values()
-        if type(descriptor) is types.MemberDescriptorType
-    ]
+    slots = [one for base in reversed(own) for one in vars(base).values() if type(one) is types.MemberDescriptorType]
     has_dict = bool(kind.__dictoffset__)
     if closed_package(kind.__module__) or kind.__basicsize__ != _size(kind, base, len(slots)):
         return None
@@ -149,14 +142,14 @@ def members(value: Any) -> list[tuple[Name, Any]]:
         if layout.base is defaultdict:
             named.append((("slot", _DEFAULT_FACTORY), value.default_factory))
     elif layout.base is list:
-        named += [(("item", at), member) for at, member in enumerate(list.__iter__(value))]
+        named += [(("item", at), one) for at, one in enumerate(list.__iter__(value))]
     for descriptor in layout.slots:
         try:
             named.append((("slot", descriptor), descriptor.__get__(value)))
         except AttributeError:  # not set
             continue
     if layout.has_dict and (attributes := _attributes(value)) is not value:
-        named += [(("attribute", name), member) for name, member in attributes.items()]
+        named += [(("attribute", name), one) for name, one in attributes.items()]
     return named
 
 
@@ -165,7 +158,7 @@ def holds(value: Any, name: str) -> bool:
     layout = _layout_of(type(value))
     if layout is None:
         return False
-    return (layout.has_dict and name in _attributes(value)) or any(slot.__name__ == name for slot in layout.slots)
+    return (layout.has_dict and name in _attributes(value)) or any(one.__name__ == name for one in layout.slots)
 
 
 def suffix_of(name: Name) -> str:
@@ -224,7 +217,7 @@ def may_open(value: Any) -> bool:
 
 
 def may_open_argument(value: Any) -> bool:
-    """As ``may_open``, for an argument."""
+    """The same of an argument."""
     kind = type(value)
     is_kept = kind not in opened and _gone.get(kind, 0) < _STATE_COMES_AND_GOES and is_state(value)
     return not is_kept and may_open(value)

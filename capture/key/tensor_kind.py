@@ -86,12 +86,12 @@ class WithoutGraph:
 
     @staticmethod
     def is_of(tensor: torch.Tensor) -> bool:
-        """Always False: nothing on a tensor tells whether autograd knows it as a view."""
+        """See ``TensorKind``. Nobody can tell."""
         return False
 
     @staticmethod
     def given_to(tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor without a graph on the memory of ``tensor``: a detached alias, not a view that autograd follows."""
+        """The same."""
         return tensor.detach()
 
 

@@ -7,6 +7,7 @@ position of one changed in the run, or cannot be known, there is no recording.
 from __future__ import annotations
 
 import dis
+import io
 import itertools
 import operator
 import random
@@ -58,7 +59,8 @@ def drawn(
         now = position_of(value)
         if now is UNKNOWN or position is UNKNOWN:
             if where is not None or (ran is not None and not ran.is_complete):
-                draws.append((f"taking from {path}, of which nothing tells where it stands,", where))
+                taking = f"taking from {path}, of which nothing tells where it stands,"
+                draws.append((f"using the file {path}" if isinstance(value, io.IOBase) else taking, where))
         elif now != position or _was_resumed(value, ran):
             draws.append((f"taking from {path}", where))
     return draws

@@ -34,6 +34,7 @@ from capture.observe.probes.host_reads import (
 )
 from capture.observe.probes.metadata_reads import stand_ins, unkeyed_reads
 from capture.observe.probes.printing import printing
+from capture.observe.run_notes import SEEDING
 from capture.observe.trace import RunTrace
 from capture.state import body_run, diff, effects, snapshot
 from capture.state.call import Call
@@ -82,10 +83,9 @@ class ObservedRun:
     left: list[Effect] = field(factory=list)
     """What functions in C left behind, such as text in a file."""
     once: str = ""
-    """What this run did that later runs do not, in words; empty: nothing. Such a run is watched once more."""
+    """What the run did that other runs do not, with the host."""
     collections: int = field(factory=lambda: collections_of_old())
-    """Collections of the oldest generation before the run. If there was none since, the objects that the run made are
-    not among the old ones."""
+    """As they were before: objects that are younger than the run are none of the old ones if there was none since."""
     by_islands: list[Change] = field(factory=list)
     """What islands changed in Python state, with the values that they left."""
 
@@ -142,7 +142,7 @@ def active_watch() -> ObserveMode | None:
 
 @forks.before_fork
 def _note_fork() -> None:
-    """The body forks the process, which no replay would do: note it."""
+    """A body that forks: no replay would."""
     for watch in _active:
         if watch.thread == threading.get_ident():
             watch.note_unsafe("os.fork")
@@ -181,7 +181,7 @@ def _run_watched(
     values = call.values if values is None else values
     arguments = call.paths(values)
     theirs = {} if values is call.values else stand_ins(arguments, call.paths())
-    before = watch.before = snapshot.snapshot(call.roots(values), {place.key() for place in call.binder.places})
+    before = watch.before = snapshot.snapshot(call.roots(values), {one.key() for one in call.binder.places})
     watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
     watch.generators.update({key: source.path for key, source in before.generators.items()})
     watched = call.watched = ObservedRun(call, watch, before, arguments, values=values, host_random=host_random_state())
@@ -258,12 +258,12 @@ _MOVES_TO_OLD = 0 if sys.version_info >= (3, 14) else 1  # the first generation 
 
 def collections_of_old() -> int:
     """How often the collector moved objects to the oldest ones."""
-    return sum(generation["collections"] for generation in gc.get_stats()[_MOVES_TO_OLD:])
+    return sum(one["collections"] for one in gc.get_stats()[_MOVES_TO_OLD:])
 
 
 @define(eq=False)
 class _AtIslands:
-    """Finds out what the body changed in Python before an island, and what the island changed."""
+    """Tells what the body did in Python before an island, and what the island did."""
 
     watched: ObservedRun
     known: list[Change] = field(factory=list)
@@ -274,19 +274,15 @@ class _AtIslands:
         watched = self.watched
         drawn = host_draws.drawn(watched.positions, watched.host_random, None, watched.before)
         self.known = diff.changes(watched.before)
-        own = [
-            change for change in self.known if not (is_stand_in(change.after) or _is_left(change, watched.by_islands))
-        ]
-        places = [islands.place_of(change) for change in own]
-        without_place = [change.source.path for change, place in zip(own, places, strict=True) if place is None]
-        return next(iter([*without_place, *[op for op, _ in drawn]]), None), tuple(
-            place for place in places if place is not None
-        )
+        own = [one for one in self.known if not (is_stand_in(one.after) or _is_left(one, watched.by_islands))]
+        places = [islands.place_of(one) for one in own]
+        found = [one.source.path for one, place in zip(own, places, strict=True) if place is None]
+        return next(iter([*found, *[op for op, _ in drawn]]), None), tuple(one for one in places if one is not None)
 
     def end(self) -> list[islands.StateChange]:
         """The island is over: what differs from before it is its own business."""
         watched = self.watched
-        now = [change for change in diff.changes(watched.before) if not _is_left(change, self.known)]
+        now = [one for one in diff.changes(watched.before) if not _is_left(one, self.known)]
         watched.by_islands += [_as_left(one) for one in now]
         watched.host_random = host_random_state()
         watched.positions = host_draws.positions(watched.before)
@@ -306,14 +302,14 @@ def _content(source: Source) -> Any:
     return tuple(value) if content is None and hasattr(value, "__iter__") else content
 
 
-def _is_left(change: Change, left: list[Change]) -> bool:
+def _is_left(change: Change, known: list[Change]) -> bool:
     """The place holds what one of these islands left there."""
     key = snapshot.place_key(change.source)
-    for earlier in left:
-        if snapshot.place_key(earlier.source) != key or earlier.container != change.container:
+    for one in known:
+        if snapshot.place_key(one.source) != key or one.container != change.container:
             continue
-        now = _content(change.source) if change.container and isinstance(earlier.after, tuple) else change.after
-        if now is earlier.after or (type(now) is type(earlier.after) and _same(now, earlier.after)):
+        now = _content(change.source) if change.container and isinstance(one.after, tuple) else change.after
+        if now is one.after or (type(now) is type(one.after) and _same(now, one.after)):
             return True
     return False
 
@@ -326,7 +322,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def changes_of_body(watched: ObservedRun) -> list[Change]:
     """What differs from before the run, but for what islands left."""
-    return [change for change in diff.changes(watched.before) if not _is_left(change, watched.by_islands)]
+    return [one for one in diff.changes(watched.before) if not _is_left(one, watched.by_islands)]
 
 
 def _compare(watched: ObservedRun) -> None:
@@ -337,10 +333,8 @@ def _compare(watched: ObservedRun) -> None:
     ran = watched.ran if watched.watch.notes_code else None
     code = ran if ran is not None else watched.call.code
     changed = changes_of_body(watched)
-    places = {snapshot.place_key(by_island.source) for by_island in watched.by_islands}
-    watched.watch.note_shared_state(
-        [change.source.path for change in changed if snapshot.place_key(change.source) in places]
-    )
+    places = {snapshot.place_key(one.source) for one in watched.by_islands}
+    watched.watch.note_shared_state([one.source.path for one in changed if snapshot.place_key(one.source) in places])
     watched.changed = effects.classified(watched.before, changed, code)
     if ran is not None:
         watched.left = written_lines.left_by_calls(ran)
@@ -352,9 +346,14 @@ def _compare(watched: ObservedRun) -> None:
     for name in watched.watch.modes_left():
         where = host_draws.line_of(ran, _MODE_SETTERS)
         watched.watch.trace.work.append(HostWork(op=f"leaving another {name}", kind="unsafe", where=where))
+    work = watched.watch.trace.work
+    for at, one in enumerate(work):
+        if one.op == SEEDING:  # seen at the next draw, or at the end
+            work[at] = evolve(one, where=host_draws.line_of(ran, _SEEDERS) or one.where)
     _note_gradients_of_arguments(watched)
 
 
+_SEEDERS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all", "set_state")
 _MODE_SETTERS = (
     "set_default_dtype", "set_default_device", "set_default_tensor_type", "use_deterministic_algorithms",
     "set_deterministic_debug_mode", "set_float32_matmul_precision", "set_num_threads", "set_grad_enabled",
@@ -373,7 +372,7 @@ def _given_other_memory(before: Snapshot) -> Iterator[tuple[str, str]]:
 def _note_gradients_of_arguments(watched: ObservedRun) -> None:
     """Another call's tensor may have a gradient or not. The key tells that of state alone, and of what is static."""
     own = {id(change.source.holder) for change in watched.changed if change.source.name == "grad"}
-    owners = [owner for owners_of_storage in watched.before.tensors.values() for owner in owners_of_storage]
+    owners = [one for found in watched.before.tensors.values() for one in found]
     own |= {id(tensor) for source, tensor in owners if source.kind != "root"}
     own |= {id(leaf) for path, leaf in watched.arguments if watched.call.is_static(path)}
     given = {id(leaf) for _, leaf in watched.arguments} - own
@@ -430,9 +429,7 @@ def undo_python(watched: ObservedRun) -> None:
         watched.call.undo.put_back()
         watched.call.undo = None
     empty_scratch(watched)
-    diff.restore(
-        watched.before, [*watched.changed, *(by_island for by_island in watched.by_islands if not by_island.container)]
-    )
+    diff.restore(watched.before, [*watched.changed, *(one for one in watched.by_islands if not one.container)])
     if host_draws.may_draw(watched.ran if watched.watch.notes_code else None, watched.before):
         restore_host_random(watched.host_random)
 

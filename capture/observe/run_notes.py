@@ -29,7 +29,7 @@ from capture.torch_private.subclasses import unseen
 from capture.torch_private.threads import others_may_run
 
 _RESIZING = "UntypedStorage.resize_"
-_SEEDING = "seeding a generator, or setting its state,"
+SEEDING = "seeding a generator, or setting its state,"
 
 
 class AtIslands(Protocol):
@@ -125,7 +125,7 @@ class RunNotes(HigherOrderMode):
         if self._has_others and was_drawn(state_before[1], now, time.monotonic() - self._began):
             self._drawn_by_others.add(key)
         else:
-            self.note_unsafe(_SEEDING)
+            self.note_unsafe(SEEDING)
         self._drawn[key] = generator, now
         return now
 
@@ -188,7 +188,7 @@ class RunNotes(HigherOrderMode):
                 self.note_unsafe(_RESIZING)
             else:
                 self.trace.produced.pop(key, None)
-        if any((kept := reference()) is None or kept.nbytes() for reference in self._emptied):
+        if any((kept := one()) is None or kept.nbytes() for one in self._emptied):
             self.note_unsafe(_RESIZING)  # else they are kept, and empty: a first call makes them for all that follow
 
     def forget_operator(self) -> None:

@@ -45,15 +45,26 @@ from capture.rules.case import Case
 
 @rule("CG107", "unsupported-subclass", severity=Severity.EAGER)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
+    given = {leaf.type for leaf in case.facts.subclasses if not leaf.path.startswith("output")}
     for leaf in case.facts.subclasses:
+        if leaf.path.startswith("output") and leaf.type in given:
+            continue  # it comes of what went in
         named = repr(leaf.path) if leaf.path else ""
         yield RULE.finding(
             what=f"{named or 'a tensor that the body reads'} is a {leaf.type}, no plain strided tensor",
             why="a recording keeps one address a tensor, and this type keeps its values elsewhere",
             fix=(
                 f"pass the plain tensors inside {named or 'it'}  (no cost)",
-                f"convert it before the call, for example with {leaf.path or 'tensor'}.to_dense()  (one copy a call)",
+                f"convert it before the call, as by {leaf.path or 'tensor'}.{_conversion(leaf.type)}",
             ),
             where=leaf.where,
             path=leaf.path or None,
         )
+
+
+def _conversion(kind: str) -> str:
+    """To a plain tensor, and what that costs."""
+    if "Nested" in kind or "nested" in kind:
+        return "to_padded_tensor(0.0)  (one copy a call)"
+    is_layout = kind.endswith(" tensor") or "sparse" in kind
+    return "to_dense()  (one copy a call)" if is_layout else "as_subclass(torch.Tensor)  (no cost)"

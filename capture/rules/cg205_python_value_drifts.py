@@ -32,8 +32,10 @@ changes later is not noticed unless the body's own code names it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from capture.core.facts import Drift
 from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import op_text, rule
 from capture.rules.case import Case
@@ -43,7 +45,7 @@ from capture.rules.case import Case
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for drift in case.facts.drifts:
         yield RULE.finding(
-            what=f"{_place(drift.path)} was {drift.first} in one run and {drift.second} in the next",
+            what=_what(drift),
             why="a recording keeps the number it was recorded with, and every replay would use that one",
             fix=(
                 "pass the value as a tensor argument  (one small copy a call)",
@@ -53,6 +55,13 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
             where=drift.where,
             path=drift.path,
         )
+
+
+def _what(drift: Drift) -> str:
+    place, values = _place(drift.path), (drift.first, drift.second)
+    if place != drift.path:  # of an operator; its parameters have numbers, which the user's line does not show
+        values = (re.sub(r"^\w+=", "", drift.first), re.sub(r"^\w+=", "", drift.second))
+    return f"{place} was {values[0]} in one run and {values[1]} in the next"
 
 
 def _place(path: str) -> str:

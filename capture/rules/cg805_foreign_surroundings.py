@@ -51,7 +51,15 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         yield RULE.finding(
             what=f"it is called under {around}",
             why="what is around the call has to see each of its operators, and a replay has none",
-            fix=("capture the whole step, with what is around the call inside  (it is recorded as one)",
-                 "for a checkpoint: use_reentrant=True  (forward pass and recomputation are replayed)"),
+            fix=_fix(around),
             where=case.facts.defined_at,
         )  # fmt: skip
+
+
+def _fix(around: str) -> tuple[str, ...]:
+    if around.startswith("a transform"):
+        return ("capture what the transform gives, as in capture(torch.func.vmap(f))  (no cost)",)
+    whole = "capture the whole step, with what is around the call inside  (it is recorded as one)"
+    if "checkpoint" not in around:
+        return (whole,)
+    return whole, "for a checkpoint: use_reentrant=True  (forward pass and recomputation are replayed)"

@@ -40,7 +40,8 @@ from collections.abc import Iterator
 
 from capture.core.facts import GivenUp
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import SETTING, rule, tensor_setting
+from capture.rules._host_reads import describe
+from capture.rules._rule import SETTING, accelerators, rule, tensor_setting
 from capture.rules.case import Case
 
 _NAMED = 3  # things that vary
@@ -48,6 +49,7 @@ _FIXES = {
     "number": "pass the number as a tensor: torch.tensor(...)  (one small copy a call)",
     "size": "pad the dimension that varies to a few sizes, with buckets=  (computes the padding)",
     "object": "make the object once and keep it, instead of a new one in every call  (no cost)",
+    "function": "capture it once, before the loop, and call what capture gave  (no cost)",
     "schedule": "call the schedule's step() after the captured function  (no cost)",
     "state": "keep what does not change in calls, and pass what does as a tensor  (one small copy a call)",
 }
@@ -59,22 +61,28 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
     effort = case.facts.given_up
     if effort is None:
         return
+    varied, fixes, where = _varied(effort), _fixes(effort), effort.where
+    read = next((each for each in effort.reads if not each.data_dependent_shape), None)
+    if read is not None:
+        words = describe(read, on_accelerator=bool(accelerators(case.facts.devices)))
+        varied, fixes, where = f": {words.who} reads other values on the host", words.fix, read.where
+    yield RULE.finding(
+        what=f"{_efforts(effort)}{varied}",
+        why="calls that differ need a recording each, and none was used again",
+        fix=fixes,
+        where=where,
+        severity=Severity.ERROR if case.annotation.fallback == "error" else Severity.EAGER,
+    )
+
+
+def _fixes(effort: GivenUp) -> tuple[str, ...]:
     shown = effort.variations[:_NAMED]
     settings = [match.groups() for each in shown if (match := SETTING.fullmatch(each.what.strip("'")))]
     about = {each.about for each in shown if not SETTING.fullmatch(each.what.strip("'"))}
     if any("param_groups[" in each.what for each in shown):  # the body itself gives an optimizer another setting
         about = {*about - {"state"}, "schedule"}
-    yield RULE.finding(
-        what=f"{_efforts(effort)}{_varied(effort)}",
-        why="calls that differ need a recording each, and none was used again",
-        fix=(
-            *[tensor_setting(*setting) for setting in settings],
-            *[fix for kind, fix in _FIXES.items() if kind in about],
-            _ALWAYS,
-        ),
-        where=effort.where,
-        severity=Severity.ERROR if case.annotation.fallback == "error" else Severity.EAGER,
-    )
+    known = [fix for kind, fix in _FIXES.items() if kind in about]
+    return (*[tensor_setting(*setting) for setting in settings], *known, *(() if "function" in about else (_ALWAYS,)))
 
 
 def _efforts(effort: GivenUp) -> str:

@@ -115,13 +115,13 @@ class Decisions:
                 return False
             is_last = number + 1 == len(questions)
             following = is_enough if is_last else _Asked(questions[number + 1][0])
-            branch = at.after.setdefault(answer, following)
+            known = at.after.setdefault(answer, following)
             if is_last:
-                self._count += branch is following
-                if isinstance(branch, _Asked):
+                self._count += known is following
+                if isinstance(known, _Asked):
                     return False
                 at.after[answer] = is_enough
-            at = branch
+            at = known
         return True
 
     def forbid(self, values: Values) -> None:
@@ -143,14 +143,14 @@ class Decisions:
 def begins(captured: Captured, entry: Entry, bound: Call) -> bool:
     """A new key differs from a known one in numbers alone, and of those only answers count: all that was recorded is
     dropped, and the key has other parts from now on."""
-    kept: Decisions | None = captured.decisions
+    known: Decisions | None = captured.decisions
     if captured.sizes is not None or captured.is_backward:
         return False
-    varying = _varying(captured, entry, bound.values, kept)
-    if varying is None:
+    found = _varying(captured, entry, bound.values, known)
+    if found is None:
         return False
     captured.decisions_left -= 1
-    positions, watched = varying
+    positions, watched = found
     decisions = Decisions(positions, tuple(type(watched[at]) for at in positions))
     call = captured.call(watched, bound.leaves)
     found_out = _learned(captured, call, decisions)
@@ -174,13 +174,13 @@ def hold(captured: Captured, entry: Entry, bound: Call) -> bool:
     if entry.facts is None or entry.facts.islands or entry.facts.collectives:
         decisions.forbid(bound.values)  # an undone run would call those, or wait for other ranks
         return False
-    is_enough = _learned(captured, bound, decisions)
-    entry.asks_no_more = is_enough is True
-    if is_enough is None:
+    found = _learned(captured, bound, decisions)
+    entry.asks_no_more = found is True
+    if found is None:
         captured.decisions, captured.decisions_left = None, 0
         captured.log.add("drop", "numbers are part of the key again")
         captured.retire()
-    return is_enough is True
+    return found is True
 
 
 def _learned(captured: Captured, call: Call, decisions: Decisions) -> bool | None:
@@ -188,49 +188,36 @@ def _learned(captured: Captured, call: Call, decisions: Decisions) -> bool | Non
     those of this call. None where it asks nothing, or something else than before."""
     run = BodyRun()
     try:
-        answers = body_run.during(run, _proof, (captured, call, decisions))
+        found = body_run.during(run, _proof, (captured, call, decisions))
     except Exception as error:
         if run.error is not error:
             raise
         decisions.forbid(call.values)  # an error that the body raises may tell the numbers
         return False
-    if answers is None or not decisions.learn(answers[0], is_enough=answers[1]):
+    if found is None or not decisions.learn(found[0], is_enough=found[1]):
         return None
-    return bool(answers[1])
+    return bool(found[1])
 
 
 def _varying(
-    captured: Captured, entry: Entry, values: Values, decisions: Decisions | None
+    captured: Captured, entry: Entry, values: Values, known: Decisions | None
 ) -> tuple[tuple[int, ...], Values] | None:
     """Positions of the plain numbers in which alone the key differs from that of an entry that can be recorded, and
     the values with the numbers of that one."""
     entries = captured.entries()
     first_place = len(captured.binder.names) - len(captured.binder.places)
-    for candidate in entries[::-1] if len(entries) <= _MOST_ENTRIES else ():
-        if (
-            candidate is entry
-            or candidate.phase not in ("warm", "ready")
-            or candidate.region is not None
-            or candidate.facts is None
-        ):
+    for other in entries[::-1] if len(entries) <= _MOST_ENTRIES else ():
+        if other is entry or other.phase not in ("warm", "ready") or other.region is not None or other.facts is None:
             continue
-        if candidate.facts.islands or candidate.facts.collectives or len(candidate.key) != len(entry.key):
+        if other.facts.islands or other.facts.collectives or len(other.key) != len(entry.key):
             continue
-        ours, theirs = entry.key[1], candidate.key[1]
-        if any(entry.key[at] != candidate.key[at] for at in range(len(entry.key)) if at != 1) or len(ours) != len(
-            theirs
-        ):
+        ours, theirs = entry.key[1], other.key[1]
+        if any(entry.key[at] != other.key[at] for at in range(len(entry.key)) if at != 1) or len(ours) != len(theirs):
             continue
-        differing = [
-            at for at, (ours_at, theirs_at) in enumerate(zip(ours, theirs, strict=True)) if ours_at != theirs_at
-        ]
-        if (
-            differing
-            and max(differing) < first_place
-            and all(_are_numbers(ours[at], theirs[at], values[at]) for at in differing)
-        ):
-            watched = with_numbers(values, differing, [number_of(theirs[at]) for at in differing])
-            return tuple(sorted({*differing, *(decisions.positions if decisions is not None else ())})), watched
+        found = [at for at, (one, two) in enumerate(zip(ours, theirs, strict=True)) if one != two]
+        if found and max(found) < first_place and all(_are_numbers(ours[at], theirs[at], values[at]) for at in found):
+            watched = with_numbers(values, found, [number_of(theirs[at]) for at in found])
+            return tuple(sorted({*found, *(known.positions if known is not None else ())})), watched
     return None
 
 
@@ -257,9 +244,9 @@ class _Seen:
 
 
 def _compared(facts: Facts) -> tuple[Any, ...]:
-    outputs = [(output.compared, output.tensor) for output in facts.outputs]
-    draws = [(draw.generator, draw.op, draw.count) for draw in facts.draws]
-    effects = [effect.compared for effect in facts.effects]
+    outputs = [(one.compared, one.tensor) for one in facts.outputs]
+    draws = [(one.generator, one.op, one.count) for one in facts.draws]
+    effects = [one.compared for one in facts.effects]
     return facts.sequence, facts.scalars, facts.reads, outputs, effects, draws, facts.num_ops
 
 
@@ -274,13 +261,13 @@ def _proof(captured: Captured, call: Call, decisions: Decisions) -> tuple[dict[Q
     if not asked or not first.is_enough:
         return (asked, False) if asked else None
     for others in _like(first.noting, own):
-        to_be_told = {text for text, formula in left.items() if _differs(formula, own, others)}
-        if left and not to_be_told:
+        told = {text for text, formula in left.items() if _differs(formula, own, others)}
+        if left and not told:
             continue
         second = _seen(captured, call, decisions.positions, others)
         if not second.is_enough or second.noting.questions != asked or not second.is_like(first):
             return asked, False
-        left = {text: formula for text, formula in left.items() if text not in to_be_told}
+        left = {text: formula for text, formula in left.items() if text not in told}
         if not left:
             break
     plain = planning.watch_undone(captured, call, counts=False)[1].facts
@@ -290,28 +277,28 @@ def _proof(captured: Captured, call: Call, decisions: Decisions) -> tuple[dict[Q
 def _seen(captured: Captured, call: Call, positions: Sequence[int], numbers: Sequence[Number]) -> _Seen:
     """Watch the body with these numbers, and undo it."""
     noting = Noting(asks=True)
-    call_with_notes = evolve(call, values=with_numbers(call.values, positions, noting.begin(numbers)))
-    watched, described = planning.watch_undone(captured, call_with_notes, counts=False)
+    noted = evolve(call, values=with_numbers(call.values, positions, noting.begin(numbers)))
+    watched, described = planning.watch_undone(captured, noted, counts=False)
     facts = described.facts
     others = noting.is_read or facts.gradients or facts.islands or facts.collectives or reads_in_c(watched.ran)
     # after another value that is read the body may do more with them
-    others = others or any(not read.startswith(RETURNED) for read in facts.reads)
-    others = others or any(effect.kind in ("python", "container", "call") for effect in facts.effects)
+    others = others or any(not told.startswith(RETURNED) for told in facts.reads)
+    others = others or any(one.kind in ("python", "container", "call") for one in facts.effects)
     left = [leaf.value for effect in described.effects for leaf in effect.leaves]
     left += [leaf for _, leaf in pytree.result_leaves(watched.result)]
-    others = others or any(map(holds_noted, left)) or any(holds_noted(change.after) for change in watched.changed)
+    others = others or any(map(holds_noted, left)) or any(holds_noted(one.after) for one in watched.changed)
     return _Seen(facts, noting, not others)
 
 
 def _not_told(noting: Noting) -> dict[str, Formula]:
     """Formulas whose value no answer tells. C code might use them unnoticed, as an index."""
-    texts_told = set[str]()
+    told = set[str]()
     for question, answer in noting.questions.items():
         is_equal = (question.operation, answer) in (("eq", True), ("ne", False), ("bool", False))
         if question.operation == "value" or is_equal:
-            formulas = [operand for operand in question.operands if type(operand) is Formula]
-            texts_told |= {formula.text() for formula in formulas} if len(formulas) == 1 else set()
-    return {text: formula for formula in noting.formulas.values() if (text := formula.text()) not in texts_told}
+            formulas = [one for one in question.operands if type(one) is Formula]
+            told |= {one.text() for one in formulas} if len(formulas) == 1 else set()
+    return {text: one for one in noting.formulas.values() if (text := one.text()) not in told}
 
 
 def _differs(formula: Formula, own: Sequence[Number], others: Sequence[Number]) -> bool:
@@ -320,29 +307,26 @@ def _differs(formula: Formula, own: Sequence[Number], others: Sequence[Number]) 
 
 def _like(noting: Noting, own: Sequence[Number]) -> Iterator[list[Number]]:
     """Other numbers with the same answers, first those by which most formulas differ."""
-    samples: list[tuple[int, list[Number]]] = []
+    found: list[tuple[int, list[Number]]] = []
     left = _not_told(noting).values()
     for others in itertools.islice(_others(noting, own), _TRIED):
         try:
             if all(question.answer(others) == answer for question, answer in noting.questions.items()):
-                samples.append((sum(_differs(formula, own, others) for formula in left), others))
+                found.append((sum(_differs(one, own, others) for one in left), others))
         except (ArithmeticError, ValueError, TypeError):
             continue
-    for _, others in sorted(samples, key=lambda sample: -sample[0]):
+    for _, others in sorted(found, key=lambda one: -one[0]):
         yield others
 
 
 def _others(noting: Noting, own: Sequence[Number]) -> Iterator[list[Number]]:
     """Far ones first, as they are no indices, then those nearby. What is divided by a number may have to keep the
     remainder."""
-    divisors = [formula.operands[1] for formula in noting.formulas.values() if formula.operation in ("mod", "floordiv")]
-    period = math.lcm(*[divisor for divisor in divisors if type(divisor) is int and 0 < divisor < _FAR**2]) or 1
+    divisors = [one.operands[1] for one in noting.formulas.values() if one.operation in ("mod", "floordiv")]
+    period = math.lcm(*[one for one in divisors if type(one) is int and 0 < one < _FAR**2]) or 1
     for far, near in itertools.product((-_FAR, _FAR, 0, -1, 1, 2, 3), range(-8, 9)):
         shift = far * period + near
         if shift:
-            yield [
-                number + shift * (at + 1) if type(number) is int else number + shift / 7
-                for at, number in enumerate(own)
-            ]
-            yield [number + shift if type(number) is int else number * (1 + shift / 64) for number in own]
-            yield from ([number + shift * (at == only) for at, number in enumerate(own)] for only in range(len(own)))
+            yield [one + shift * (at + 1) if type(one) is int else one + shift / 7 for at, one in enumerate(own)]
+            yield [one + shift if type(one) is int else one * (1 + shift / 64) for one in own]
+            yield from ([one + shift * (at == only) for at, one in enumerate(own)] for only in range(len(own)))

@@ -38,9 +38,12 @@ def given_up(captured: Captured, call: Call) -> GivenUp:
     spent = budget.spent
     keys = [key for key in budget.keys if len(key) == len(budget.keys[-1])]
     of_keys = list(_of_keys(captured, keys, call)) if len(keys) > 1 else []
+    variations = (*of_keys, *_of_state(budget.changed))
+    entries = [] if variations else [entry for entry in captured.entries() if entry.facts is not None]
+    reads = dict.fromkeys(sync for entry in entries if entry.facts for sync in entry.facts.host_syncs)
     return GivenUp(
         observations=spent.observations, recordings=spent.recordings, drops=spent.drops, ms=spent.ms,
-        variations=(*of_keys, *_of_state(budget.changed)), where=source_location.user_location(),
+        variations=variations, reads=tuple(reads), where=source_location.user_location(),
     )  # fmt: skip
 
 
@@ -49,12 +52,13 @@ def _of_lives(captured: Captured) -> GivenUp:
     lives = captured.lives
     receiver = captured.receiver
     if receiver is None:
-        what, change = "the function itself", f"captured anew, {lives.ended} times so far"
+        about, what, change = "function", "the function itself", f"captured anew, {lives.ended} times so far"
     else:
-        what, change = "'self'", f"a new {type(receiver).__name__} object after few calls, {lives.ended} so far"
+        kind = type(receiver).__name__
+        about, what, change = "object", "'self'", f"a new {kind} object after few calls, {lives.ended} so far"
     return GivenUp(
         observations=lives.spent.observations, recordings=lives.spent.recordings, drops=lives.spent.drops,
-        ms=lives.spent.ms, variations=(Variation(what=what, change=change, about="object"),),
+        ms=lives.spent.ms, variations=(Variation(what=what, change=change, about=about),),
         where=source_location.user_location(),
     )  # fmt: skip
 
@@ -82,13 +86,13 @@ def _of_state(changed: Sequence[str]) -> Iterator[Variation]:
 def _of_keys(captured: Captured, keys: Sequence[tuple[Any, ...]], call: Call) -> Iterator[Variation]:
     """What varied in whole keys: modes, arguments, and the parts of ``Captured.rest``."""
     columns = list(zip(*keys, strict=True))
-    yield from _each(modes.NAMES, [ambient.values for ambient in columns[0]])
+    yield from _each(modes.NAMES, [one.values for one in columns[0]])
     yield from _each(_arguments(captured), columns[1])
     if len(columns) > 3:
         yield from _each(_names(captured, call), columns[2])
         yield from _varied("the training flags of its modules", columns[3])
         yield from _each([f"guards[{at}]" for at in range(len(captured.annotation.guards))], columns[4])
-        yield from _each([f"'{label}'" for label in captured.optimizers.labels()], columns[5])
+        yield from _each([f"'{one}'" for one in captured.optimizers.labels()], columns[5])
     if len(set(columns[-1])) > 1:
         yield Variation(what="memory that arguments share", change=f"{len(set(columns[-1]))} ways in {len(keys)} calls")
 
@@ -105,7 +109,7 @@ def _names(captured: Captured, call: Call) -> list[str]:
     own = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *code.co_freevars, *code.co_cellvars}
     file = os.path.basename(code.co_filename)
     labels = captured.named.labels(call.values)
-    return [f"'{label}'" if label.split(".")[0] in own else f"global '{label}' of {file}" for label in labels]
+    return [f"'{one}'" if one.split(".")[0] in own else f"global '{one}' of {file}" for one in labels]
 
 
 def _each(names: Sequence[str], values: Sequence[Sequence[Any]]) -> Iterator[Variation]:
@@ -147,8 +151,8 @@ def _form(parts: Sequence[Any]) -> Any:
         return [(", number of members", [len(part) - 1 for part in parts])]
     names = [_member(part) for part in parts]
     if len(set(names)) == 1 and names[0] is not None:
-        return [(f".{name}" if not str(name).startswith(".") else str(name), [part[at][1] for part in parts])
-                for at, name in enumerate(names[0], 1)]  # fmt: skip
+        return [(f".{one}" if not str(one).startswith(".") else str(one), [part[at][1] for part in parts])
+                for at, one in enumerate(names[0], 1)]  # fmt: skip
     if issubclass(head, (tuple, list)):
         return [(f"[{at - 1}]", [part[at] for part in parts]) for at in range(1, len(parts[0]))]
     return None
@@ -196,6 +200,8 @@ def _objects(parts: Sequence[Any]) -> str:
 
 def _values(texts: Sequence[str]) -> str:
     found = list(dict.fromkeys(texts))
+    if len(found) == 1:  # what differs lies deeper than is shown
+        return f"{found[0]} that is another one, or changed"
     shown = ", ".join(found[:_SHOWN])
     return f"{len(found)} values in {len(texts)} calls ({shown}{', ...' if len(found) > _SHOWN else ''})"
 

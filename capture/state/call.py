@@ -126,7 +126,7 @@ class Call:
     def containers(self) -> Iterator[tuple[str, Any]]:
         """The containers in the arguments, with paths."""
         visit = Visit()
-        stack = [named for named in self.named_values().items() if not self._is_whole(*named)]
+        stack = [one for one in self.named_values().items() if not self._is_whole(*one)]
         while stack:
             path, value = stack.pop()
             if pytree.is_container(value) and visit.is_new(value):
@@ -146,10 +146,10 @@ class Call:
         def replace(leaf: Any) -> Any:
             if not isinstance(leaf, (torch.Tensor, torch.Generator)):
                 return leaf
-            replacement = replacements.get(next(position), leaf)
-            if type(leaf) is torch.nn.Parameter and type(replacement) is torch.Tensor:
-                replacement.__class__ = torch.nn.Parameter  # code may ask for the class
-            return replacement
+            other = replacements.get(next(position), leaf)
+            if type(leaf) is torch.nn.Parameter and type(other) is torch.Tensor:
+                other.__class__ = torch.nn.Parameter  # code may ask for the class
+            return other
 
         visit, values = Visit(), self.values if values is None else values
         return tuple(

@@ -43,7 +43,7 @@ from tests.support.decorated import fresh as fresh
         ({"guards": [3]}, "guards= takes a list of callables"),
         ({"guards": lambda: 1}, "guards= takes a list of callables"),
         ({"silence": "CG201"}, r"write silence=\['CG201'\]"),
-        ({"silence": ["host-sync"]}, "silence=: 'HOST-SYNC' is no code of a finding, as CG201 is"),
+        ({"silence": ["host-sync"]}, "silence=: 'host-sync' is no code of a finding, as CG201 is"),
         ({"silence": 201}, "silence= takes a list of codes, got 201"),
         ({"name": ""}, "name= takes a non-empty string"),
         ({"name": 3}, "name= takes a non-empty string, got 3"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_without_a_file(project: Path) -> None:
             'silnce = ["CG201"]',
             r"pyproject.toml: \[tool.capture\] silnce is no setting .did you mean 'silence'.*known: en",
         ),
-        ('silence = ["host-sync"]', "silence: 'HOST-SYNC' is no code of a finding, as CG201 is"),
+        ('silence = ["host-sync"]', "silence: 'host-sync' is no code of a finding, as CG201 is"),
         ("silence = 201", "silence=201 is not a list of codes"),
         ("enabled = 1", "enabled=1 is not true or false"),
         ("memory_limit = true", "memory_limit=True is not a number of 0 or more"),
@@ -109,3 +110,35 @@ def test_a_block_goes_before_all(project: Path) -> None:
     write(project, 'silence = ["CG201"]')
     with warnings.catch_warnings(), config.patch(silence=frozenset({"CG204"})):
         assert config.current().silence == {"CG204"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"silence": ["CG20"]}, "silence: 'CG20' is no code of a finding"),
+        ({"refuse": ["host-sync"]}, "refuse: 'host-sync' is no code of a finding.*`capture rules` lists"),
+        ({"silence": 201}, "silence=201 is not a list of codes"),
+        ({"enabled": 1}, "enabled=1 is not true or false"),
+        ({"memory_limit": -1}, "memory_limit=-1 is not a number of 0 or more"),
+        ({"max_recordings": 1.5}, "max_recordings=1.5 is not a whole number"),
+        ({"verify": "last"}, "verify='last' is not a choice"),
+        ({"cache_dir": 3}, "cache_dir=3 is not a directory"),
+    ],
+)
+def test_a_block_takes_what_a_file_takes(settings: dict[str, Any], message: str) -> None:
+    before = config.current()
+    with pytest.raises(AnnotationError, match=message), config.patch(**settings):
+        pass
+    assert config.current() is before
+
+
+@pytest.mark.parametrize("codes", [["CG204", "CG201"], ("cg201", "CG204"), {"CG201", "CG204"}, "CG201, CG204"])
+def test_codes_come_in_any_collection(codes: Any) -> None:
+    with config.patch(silence=codes):
+        assert config.current().silence == frozenset({"CG201", "CG204"})
+
+
+def test_a_folder_of_plans_is_a_path_or_a_text(tmp_path: Path) -> None:
+    for folder in (tmp_path, str(tmp_path)):
+        with config.patch(cache_dir=folder):  # type: ignore[arg-type] # a text is no Path, and taken all the same
+            assert config.current().cache_dir == tmp_path
