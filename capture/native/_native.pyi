@@ -88,6 +88,25 @@ class NodeView:
         preserving: bool,
     ) -> None: ...
 
+class NodeParts:
+    view: Any
+    check: Any
+    recording: Any
+    function: Any
+    outputs: Any
+    guard: Any
+    statics: Any
+    program: Any
+    generators: Any
+    bound: Any
+    proofs: Any
+    listed_in: Any
+
+class PartsRef:
+    def __call__(self) -> NodeParts | None: ...
+
+def reference_to(parts: NodeParts, /) -> PartsRef: ...
+
 class StorageWatch:
     def __init__(
         self,

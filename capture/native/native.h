@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 36 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 37 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -29,8 +29,8 @@ int is_path(PyObject *one);
    an object is made with are never other ones. */
 #define TREE(X) \
     X(path) X(warm) X(buried) X(lingering) X(times) X(pins) X(current) X(root) X(mark) X(pool_is_at) X(pool)
-#define NODE(X) X(clear_of) X(latest_children) X(view) X(verified) X(check) X(recording) X(function)
-#define CAPTURED(X) X(is_backward)
+#define NODE(X) X(clear_of) X(latest_children) X(verified) X(parts)
+#define CAPTURED(X) X(is_backward) X(number)
 #define ENTRY(X) X(phase)
 #define COUNTERS(X) X(replays)
 #define MARKS(X) X(begun)
@@ -129,6 +129,17 @@ typedef struct {
 } NodeView;
 
 extern PyTypeObject NodeViewType;
+/* See ``node_parts.c``: each may be NULL, which Python sees as None. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *view, *check, *recording, *function, *outputs, *guard, *statics, *program, *generators, *bound, *proofs,
+        *listed_in;
+    PyObject *ref; /* refers to them without keeping them; or NULL */
+} NodeParts;
+extern PyTypeObject NodePartsType;
+/* Those of a node, borrowed; NULL with an exception set. */
+NodeParts *parts_of(PyObject *node);
+int add_node_parts(PyObject *module);
 int add_views(PyObject *module);
 
 /* What a member of ``live`` watches is used: 1, 0, or -1 with an exception set. */

@@ -7,7 +7,8 @@ NAMES(DECLARE)
 /* The view of a node: borrowed, or NULL with an exception. */
 static NodeView *view_of(PyObject *node)
 {
-    PyObject *view = is_of(node, slots.Node.type) ? SLOT(node, Node, view) : NULL;
+    const NodeParts *parts = parts_of(node);
+    PyObject *view = parts == NULL ? NULL : parts->view == NULL ? unset() : parts->view;
     return view != NULL && is_of(view, &NodeViewType) ? (NodeView *)view : NULL;
 }
 
@@ -112,14 +113,23 @@ static int is_backward(PyObject *function)
     return said == NULL ? -1 : said == Py_True;
 }
 
+/* What a tree counts its runs by, as it keeps no function: borrowed. */
+static PyObject *number_of_function(PyObject *function)
+{
+    PyObject *number = Py_TYPE(function) == slots.Captured.type ? SLOT(function, Captured, number) : function;
+    if (number == NULL)
+        PyErr_Clear();
+    return number == NULL ? function : number;
+}
+
 /* The step, whose first node this is, goes on with a function that is not in it: it does not begin with a backward pass
    that another function's forward pass follows. 1, 0, -1. */
 static int takes_another(PyObject *first, PyObject *function)
 {
-    PyObject *begins = is_of(first, slots.Node.type) ? SLOT(first, Node, function) : NULL;
-    if (begins == NULL)
-        return -1;
-    int backward = is_backward(begins);
+    const NodeParts *parts = parts_of(first);
+    if (parts == NULL || parts->function == NULL)
+        return parts == NULL ? -1 : 0;
+    int backward = is_backward(parts->function);
     return backward == 0 || (backward > 0 && is_backward(function) > 0);
 }
 
@@ -133,7 +143,7 @@ static int goes_on(PyObject *tree, const Lists *at, PyObject *marks, PyObject *f
     int same = begun == mark ? 1 : PyObject_RichCompareBool(begun, mark, Py_EQ);
     if (same <= 0)
         return same;
-    PyObject *times = PyDict_GetItemWithError(at->times, function);
+    PyObject *times = PyDict_GetItemWithError(at->times, number_of_function(function));
     int marked = PyErr_Occurred() ? -1 : PyObject_IsTrue(begun);
     if (marked < 0)
         return -1;
@@ -252,9 +262,9 @@ static int stand_on(PyObject *tree, const Lists *at, PyObject *node, PyObject *m
         return -1;
     view->used = ++clock_of_runs;
     view->runs++;
-    PyObject *known = PyDict_GetItemWithError(at->times, function);
+    PyObject *name = number_of_function(function), *known = PyDict_GetItemWithError(at->times, name);
     PyObject *more = PyErr_Occurred() ? NULL : PyLong_FromLong(known == NULL ? 1 : PyLong_AsLong(known) + 1);
-    int failed = more == NULL || PyDict_SetItem(at->times, function, more) < 0;
+    int failed = more == NULL || PyDict_SetItem(at->times, name, more) < 0;
     Py_XDECREF(more);
     if (failed)
         return -1;
@@ -308,7 +318,8 @@ static PyObject *after_error(
 static int state_holds(
     const Steps *self, PyObject *node, PyObject *const *tensors, const uint64_t *addresses, PyObject **leaves)
 {
-    PyObject *check = SLOT(node, Node, check);
+    const NodeParts *parts = parts_of(node);
+    PyObject *check = parts == NULL ? NULL : parts->check == NULL ? unset() : parts->check;
     if (check == NULL || check == self->ok)
         return check == NULL ? -1 : 1;
     Py_INCREF(check);
@@ -399,7 +410,8 @@ static PyObject *run(
         result = leaves == NULL ? NULL : in_python(self, node, tree, values, leaves);
         goto end;
     }
-    recording = Py_XNewRef(SLOT(node, Node, recording));
+    const NodeParts *parts = parts_of(node);
+    recording = parts == NULL ? NULL : Py_XNewRef(parts->recording == NULL ? unset() : parts->recording);
     replay = recording == NULL ? NULL : replay_of(recording);
     if (replay == NULL)
         goto end;

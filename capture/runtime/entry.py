@@ -26,7 +26,7 @@ from capture.runtime.payoff import Payoff
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
 from capture.torch_private.subclasses import unseen
-from capture.tree.node import Node
+from capture.tree.node import Node, NodeParts
 
 Phase = Literal["cold", "warm", "ready", "eager"]
 _numbers = itertools.count(1)
@@ -148,6 +148,8 @@ class Entry:
     unbindable: dict[str, Refusal] = field(factory=dict)
     """Static tensors, by path, to whose address no recording can be bound anew, and why."""
     nodes: list[Node] = field(factory=list)
+    parts: set[NodeParts] = field(factory=set)
+    """Those of its nodes in trees."""
     made: int = 0
     """Number of recordings made for it so far."""
     payoff: Payoff = field(factory=Payoff)
@@ -187,7 +189,8 @@ class Entry:
         if self.forward is None:
             self.forward = evolve(
                 self, number=next(_numbers), phase="cold", plan=None, facts=None, expected=None, differing_runs=0,
-                nodes=[], made=0, overlapping=None, region=region, plain=self, branches={}, steadiness=Steadiness(),
+                nodes=[], parts=set(), made=0, overlapping=None, region=region, plain=self, branches={},
+                steadiness=Steadiness(),
             )  # fmt: skip
 
     def without_region(self) -> None:

@@ -32,7 +32,7 @@ from capture.runtime.replay import count_writes, tell
 from capture.runtime.verdict import Reply, Verdict, done
 from capture.state import body_run
 from capture.state.call import Call
-from capture.tree.node import Node, Pattern
+from capture.tree.node import Node, Pattern, node_parts
 from capture.tree.output_structure import Begun
 from capture.tree.outputs import OutputPlan
 from capture.tree.tree import Tree
@@ -223,7 +223,7 @@ def _put_in(entry: Entry, tree: Tree, node: Node) -> None:
         tree.attach(node)
     branches.begin_alike(entry, node, tree)
     if node not in entry.nodes:
-        node.listed_in(entry.nodes)
+        node.listed_in(entry.nodes, entry.parts)
         entry.made += 1
 
 
@@ -328,13 +328,13 @@ def _node(
     read = {id(one) for one in statics.values()}
     outputs.leave_out_gradients(read)
     outputs.deposits = captured.deposits
-    return Node(
-        function=captured, log=captured.log, key=(entry.number, pattern), recording=recorded.recording,
-        outputs=outputs, check=guard.check, guard=guard, statics=statics,
-        generators=tuple(source.get() for source in watched.before.generators.values()),
-        layout=recorded.layout, reads=() if recorded.recording is None else recorded.recording.reads,
+    parts = node_parts(
+        function=captured, recording=recorded.recording, outputs=outputs, check=guard.check, guard=guard,
+        statics=statics, generators=tuple(source.get() for source in watched.before.generators.values()),
         bound=tuple(BoundInput(position=at, path=paths[at], is_written=paths[at] in mutated) for at in bound),
     )  # fmt: skip
+    reads = () if recorded.recording is None else recorded.recording.reads
+    return Node(parts=parts, log=captured.log, key=(entry.number, pattern), layout=recorded.layout, reads=reads)
 
 
 def _mutated(facts: Facts) -> set[str]:

@@ -1,10 +1,14 @@
-"""One recording in the tree, and when it may run again."""
+"""One recording in the tree, and when it may run again.
+
+The tree is kept for as long as its thread lives, and a function may lead to itself, as a trainer that keeps its step.
+So a node of the tree does not keep what leads to objects of the user, its **parts**: the entry of the function does.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from attrs import define, field
@@ -31,21 +35,53 @@ class OwningTree(Protocol):
         """Drop this recording and all below it now. Outputs that are still held keep their values."""
 
 
+NodeParts = Any
+"""The C module's, as ``node_parts`` makes them."""
+_T = TypeVar("_T")
+
+
+class _Part(Generic[_T]):
+    """An attribute of a node that lies in its parts."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, node: Node, _: type[Node] | None = None) -> _T:
+        parts = node.parts
+        found: _T = getattr(parts if type(parts) is native.NodeParts else parts() or _NONE, self.name)
+        return found
+
+    def __set__(self, node: Node, value: _T) -> None:
+        parts = node.parts
+        setattr(parts if type(parts) is native.NodeParts else parts(), self.name, value)
+
+
+def node_parts(**given: Any) -> NodeParts:
+    """The parts of a new node."""
+    made = native.NodeParts()
+    made.check, made.statics, made.proofs, made.generators, made.bound = _holds, {}, {}, (), ()
+    for name, value in given.items():
+        setattr(made, name, value)
+    return made
+
+
+def _holds(_: Sequence[Any]) -> int:
+    return 0
+
+
+_NONE = node_parts()
+
+
 @seen
 @define(eq=False)
 class Node:
     """One recording in the tree. The root has none."""
 
     parent: Node | None = None
-    function: Any = None
+    parts: Any = field(factory=node_parts)
+    """``NodeParts``, or what refers to them without keeping them."""
     log: Log | None = None
     key: ChildKey = (0, ())
-    recording: Recording | None = None
-    outputs: OutputPlan | None = None
-    check: Callable[[Sequence[Any]], int] = lambda _: 0
-    statics: dict[str, torch.Tensor] = field(factory=dict)
-    guard: Any = None
-    """The ``RecordingGuard`` that ``check`` belongs to."""
     dead_before: tuple[tuple[Node, int], ...] = ()
     dead: frozenset[tuple[int, int]] = frozenset()
     """(node number, group) of all outputs on the path that were dead when this was recorded."""
@@ -57,8 +93,6 @@ class Node:
     """The child that ran last, by number of its entry."""
     counts: dict[int, int] = field(factory=dict)
     """Recordings below this node, by number of the function."""
-    generators: tuple[torch.Generator, ...] = ()
-    """Generators the body draws from that are no arguments."""
     written: tuple[int, ...] = ()
     """Positions of managed inputs that the body writes: their tensors' version counters have to move, too."""
     reads: tuple[str, ...] = ()
@@ -69,41 +103,63 @@ class Node:
     verified: bool = False
     doubts: int = 0
     """Times it was found to be wrong where another thread may have drawn in between."""
-    proofs: dict[Any, Any] = field(factory=dict)
-    """Results of comparing replays with bodies of smaller sizes, and how much is cut off the results
-    (``runtime.buckets``)."""
     beside: frozenset[Block] = frozenset()
     """Blocks that were in use during the whole recording: it does not write there."""
     clear_of: tuple[Any, ...] = ()
     """The tree's pins that were last found not to overlap with its memory."""
-    bound: tuple[BoundInput, ...] = ()
-    """Arguments that may lie elsewhere in every call and that the recording does not follow yet."""
     groups: frozenset[str] = frozenset()
     """Names of the process groups that it communicates in."""
-    program: Any = None
-    """How gradients of this recording's results are computed, if they need any."""
     layout: Any = None
     """The pool as this recording left it."""
     tree: OwningTree | None = None
-    _listed_in: list[Node] | None = None
-    view: Any = None
+    function = _Part[Any]("function")
+    recording = _Part[Recording | None]("recording")
+    outputs = _Part[OutputPlan | None]("outputs")
+    check = _Part[Callable[[Sequence[Any]], int]]("check")
+    statics = _Part[dict[str, torch.Tensor]]("statics")
+    guard = _Part[Any]("guard")
+    """The ``RecordingGuard`` that ``check`` belongs to."""
+    generators = _Part[tuple[torch.Generator, ...]]("generators")
+    """Generators the body draws from that are no arguments."""
+    proofs = _Part[dict[Any, Any]]("proofs")
+    """Results of comparing replays with bodies of smaller sizes, and how much is cut off the results
+    (``runtime.buckets``)."""
+    bound = _Part[tuple[BoundInput, ...]]("bound")
+    """Arguments that may lie elsewhere in every call and that the recording does not follow yet."""
+    program = _Part[Any]("program")
+    """How gradients of this recording's results are computed, if they need any."""
+    _listed_in = _Part[Any]("listed_in")
+    view = _Part[Any]("view")
     """What the C module reads of a node; fixed from then on."""
 
-    def listed_in(self, nodes: list[Node]) -> None:
-        """The list by key that holds this node until it is dropped."""
-        self._listed_in = nodes
+    def listed_in(self, nodes: list[Node], parts: set[NodeParts]) -> None:
+        """The list by key that holds this node until it is dropped, and who keeps its parts."""
+        self._listed_in = nodes, parts
+        parts.add(self.parts)
         nodes.append(self)
+        self.parts = native.reference_to(self.parts)
+
+    def keep_parts(self) -> None:
+        """From now on the node itself keeps its parts: it was dropped."""
+        if type(self.parts) is not native.NodeParts:
+            self.parts = self.parts() or _NONE
 
     def lose(self) -> None:
         """Nothing of this recording is used again; outputs that are still held belong to their holders."""
+        self.keep_parts()
         if self.recording is not None:
             self.recording.release()
         self.recording = self.tree = None
+        self.children.clear()  # which refer to it: what the parts lead to would wait for another collection
+        self.latest_children.clear()
         if self.outputs is not None:
             for number in range(len(self.outputs.groups)):
                 self.outputs.lose(number)
-        if self._listed_in is not None and self in self._listed_in:
-            self._listed_in.remove(self)
+        if self._listed_in is not None:
+            nodes, parts = self._listed_in
+            parts.discard(self.parts)
+            if self in nodes:
+                nodes.remove(self)
 
     def see(self) -> None:
         """The node is in its tree, and complete."""

@@ -21,6 +21,7 @@ import contextlib
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,8 +48,13 @@ _MOST_MOVED = 1000  # entries
 class WarmCall:
     """An eager run of a function that is to be recorded; its outputs keep the step open."""
 
-    function: Any
     held: list[StorageWatch]
+    _function: weakref.ref[Any]
+
+    @property
+    def function(self) -> Any:
+        """The function, if it is still there."""
+        return self._function()
 
 
 @seen
@@ -70,8 +76,8 @@ class Tree:
         self.root = Node()
         self.current = self.root
         self.path: list[Node] = []
-        self.times: dict[Any, int] = {}
-        """How often each function is on the path."""
+        self.times: dict[int, int] = {}
+        """How often each function is on the path, by its number."""
         self.warm: list[WarmCall] = []
         self.lingering: list[tuple[Node, int]] = []
         """Gradients of the last step, by node and group, that only their parameter holds: the next replay of that node
@@ -105,6 +111,7 @@ class Tree:
         a recording or a look through the tree, too. When the process ends, all goes anyway."""
         if sys.is_finalizing():
             return
+        node.keep_parts()  # who let it go keeps them no more
         self.buried.append(node)
         calls = body_run.current() is not None or native.is_on_the_way()
         busy = calls or self.recording or dispatch_mode_depth() or self.backend.in_capture()
@@ -154,7 +161,7 @@ class Tree:
         if marks != self.mark:
             self.end_path("step", successor)
             return
-        times = self.times.get(function, 0)
+        times = self.times.get(function.number, 0)
         if self.warm:
             times += sum(warm.function is function for warm in self.warm)
         if marks == 0 and (times or self._lost_its_forward(function)):
@@ -166,7 +173,7 @@ class Tree:
         """The step began with a backward pass, whose forward pass was in none: a forward pass begins one of its own, as
         all steps to come would end between the two."""
         first = self.path[0].function if self.path else self.warm[0].function
-        return bool(first.is_backward) and not function.is_backward
+        return first is not None and bool(first.is_backward) and not function.is_backward
 
     def may_start_over(self, recorded: Sequence[Node], number: int, pattern: Pattern) -> bool:
         """A call that no recording fits here takes nothing from this step, and was recorded in another place: it begins
@@ -185,8 +192,9 @@ class Tree:
         """What eager runs of this step gave are arguments of ``function``. Alone, a function that gets its own result
         begins a step, which ends that of the call before."""
         for warm in self._warm_behind(leaves) if self.warm else ():
-            if warm.function is not function or step.steps_begun():
-                warm.function.is_chained = True
+            behind = warm.function
+            if behind is not None and (behind is not function or step.steps_begun()):
+                behind.is_chained = True
 
     def _warm_behind(self, leaves: Sequence[Any]) -> list[WarmCall]:
         """Eager runs of this step of which one of these leaves is a result."""
@@ -446,7 +454,7 @@ class Tree:
         if not self.path and not self.warm:
             self.mark = step.steps_begun()
         storages = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
-        self.warm.append(WarmCall(function, [hold(storage) for storage in storages.values()]))
+        self.warm.append(WarmCall([hold(storage) for storage in storages.values()], weakref.ref(function)))
 
     def keep_used(self) -> None:
         """Pin what is still used of a run in the pool that came to no recording."""
@@ -471,13 +479,13 @@ class Tree:
         self.root = self.pool_is_at = Node()  # first, so that an exception below leaves nothing that could run
         self.pool, self.pins, self.base = pool, (), None
         self._end()
-        for node in walk(old):
+        for node in reversed(list(walk(old))):
             node.lose()
 
     def give_up(self) -> None:
         """Drop all recordings. Only the holders of outputs keep memory of the pool then."""
         self.pool.keep_for([storage for _, storage in self.live_blocks()])
-        for node in walk(self.root):
+        for node in reversed(list(walk(self.root))):
             node.lose()
 
     def forget(self, node: Node) -> None:
@@ -502,5 +510,5 @@ class Tree:
                 node.parent.counts[node.function.number] -= 1
             if not siblings:
                 del node.parent.children[node.key]
-        for below in walk(node):
+        for below in reversed(list(walk(node))):  # a second attempt still finds those that are left
             below.lose()

@@ -72,21 +72,112 @@ def by_module(trainer: Trainer) -> Callable[[Tensor], Tensor]:
     return made
 
 
+MAKES = [by_closure, by_default, by_receiver, by_class, by_module]
+
+
+class Plain(Trainer):
+    """Its body can be recorded."""
+
+    scale = 2.0
+
+    @override
+    def draw(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def made(
+    kind: type[Trainer], make: Callable[[Trainer], Callable[[Tensor], Tensor]], calls: int
+) -> tuple[weakref.ref[Trainer], Tensor | None]:
+    """A trainer that is there no more, and its last result."""
+    trainer, last = kind(), None
+    trainer.step = make(trainer)
+    for number in range(calls):
+        last = trainer.step(torch.full((3,), float(number)))
+    return weakref.ref(trainer), last
+
+
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
-@pytest.mark.parametrize("calls", [0, 4])
-@pytest.mark.parametrize("make", [by_closure, by_default, by_receiver, by_class, by_module])
+@pytest.mark.parametrize("calls", [0, 1, 4])
+@pytest.mark.parametrize("make", MAKES)
 def test_a_function_that_is_not_recorded_goes_with_its_cycle(
     make: Callable[[Trainer], Callable[[Tensor], Tensor]], calls: int
 ) -> None:
     """What ends its state, once it is gone, is no reason to stay."""
-    trainer = Trainer()
-    trainer.step = make(trainer)
-    for _ in range(calls):
-        trainer.step(torch.ones(3))
-    gone = weakref.ref(trainer)
-    del trainer
-    other = capture(lambda x: x + 1)
-    for _ in range(3):  # a tree keeps the function that was called last
-        other(torch.ones(3))
+    gone, _ = made(Trainer, make, calls)
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 6])
+@pytest.mark.parametrize("make", [by_closure, by_receiver, by_class, by_module])
+def test_a_recorded_function_goes_with_its_cycle(
+    make: Callable[[Trainer], Callable[[Tensor], Tensor]], calls: int
+) -> None:
+    """The tree has its recording, and nothing that the function leads to. Results keep their values."""
+    gone, last = made(Plain, make, calls)
+    gc.collect()
+    assert gone() is None
+    [tree] = thread_trees.in_use().trees.values()
+    assert not tree.recordings()
+    other = capture(lambda x: x + 1)
+    for _ in range(4):
+        assert torch.equal(other(torch.ones(3)), torch.full((3,), 2.0))
+    assert last is not None
+    assert last.tolist() == [2.0 * (calls - 1)] * 3
+
+
+class Loop:
+    """Keeps its step, which trains."""
+
+    def __init__(self) -> None:
+        self.net = nn.Linear(3, 3)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
+        self.run = capture(self.whole)
+        self.forward = capture(self.part)
+
+    def part(self, x: Tensor) -> Tensor:
+        found: Tensor = self.net(x).sum()
+        return found
+
+    def whole(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss: Tensor = self.net(x).sum()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+@pytest.mark.parametrize("kind", ["run", "forward"])
+def test_a_trainer_goes_with_its_step(kind: str) -> None:
+    def run() -> list[weakref.ref[Any]]:
+        loop = Loop()
+        for _ in range(5):
+            result = getattr(loop, kind)(torch.ones(1, 3))
+            if kind == "forward":
+                result.backward()
+        return [weakref.ref(loop), weakref.ref(loop.net), weakref.ref(loop.net.weight)]
+
+    with torch.enable_grad():
+        found = run()
+    gc.collect()
+    assert [one() for one in found] == [None, None, None]
+
+
+def test_what_one_function_gave_another_one_goes_with_both() -> None:
+    """Both are dropped in one collection, one recording below the other."""
+
+    def run() -> tuple[weakref.ref[Any], Tensor]:
+        first, second = Plain(), Plain()
+        first.step, second.step = by_closure(first), by_receiver(second)
+        for _ in range(5):
+            between = first.step(torch.ones(3))
+            last = second.step(between)
+        return weakref.ref(second), last
+
+    gone, last = run()
+    kept = capture(lambda x: x * 3)
+    below = [kept(last) for _ in range(5)]
+    gc.collect()
+    assert gone() is None
+    assert [one.tolist() for one in below] == [[12.0] * 3] * 5
+    assert last.tolist() == [4.0] * 3
