@@ -156,12 +156,14 @@ class HostWork:
 @frozen(kw_only=True)
 class Island:
     """A function that runs eagerly in every replay, between two segments. ``obstacle``: why it cannot, after its name;
-    ``fix``: what helps, by a word (``rules.cg208_island``)."""
+    ``fix``: what helps, by a word (``rules.cg208_island``). ``is_undoable``: all that it leaves is known, and can be
+    taken back."""
 
     name: str
     where: CodeLocation | None = None
     obstacle: str | None = None
     fix: str = ""
+    is_undoable: bool = False
 
 
 @frozen(kw_only=True)

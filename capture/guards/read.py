@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 from capture.guards.guard import OK, Guard
 from capture.key.code_names import MISSING, NamedKey, part_of, same_value
 from capture.key.input_places import InputPlace
+from capture.key.pytree import PLAIN_TYPES
 from capture.native import native
 from capture.torch_private import capabilities
 
@@ -63,6 +64,13 @@ class Place:
             return []
         expected = self.guard.expected
         pairs: list[tuple[str, Any, Any]]
+        if self.guard.kind == "table":
+            keys, known, kinds = expected
+            return [
+                (key, value, namespace[key])
+                for key, value, kind in zip(keys, known, kinds, strict=True)
+                if kind is None and type(key) is str and key in namespace and _differ(value, namespace[key])
+            ]
         if self.guard.kind == "members":
             absent, there = expected
             pairs = [(name, value, None) for name, value in there]
@@ -75,6 +83,11 @@ class Place:
             if kind is None and not same_value(now, value):
                 differences.append((name, value, now))
         return differences
+
+
+def _differ(value: Any, now: Any) -> bool:
+    """Two plain values do."""
+    return type(value) in PLAIN_TYPES and type(now) in PLAIN_TYPES and not same_value(now, value)
 
 
 def _own_dict(keeper: Any) -> Any:

@@ -24,7 +24,7 @@ from capture.guards.answers import same_answers
 from capture.guards.guard import Guard, Referent, itself
 from capture.guards.names_used import SPECIAL, Names
 from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced
-from capture.key.code_names import MISSING
+from capture.key.code_names import MISSING, SMALL
 from capture.key.input_places import InputPlace, may_be_input
 from capture.key.packages import is_library, package_of, users_modules
 from capture.key.pytree import PLAIN_TYPES
@@ -516,7 +516,11 @@ class ReadWalk:
                 self.enter_value(key, f"a key of {path}")
         keys = tuple([key for key, _ in items])
         values, kinds = tuple([value for value, _ in expected]), tuple([kind for _, kind in expected])
-        self.found.guards.append(Guard("table", itself(table, path), (keys, values, kinds)))
+        guard = Guard("table", itself(table, path), (keys, values, kinds))
+        if type(table) is dict and not is_tensors and len(keys) <= SMALL:
+            self.add(guard, lambda: table)
+        else:
+            self.found.guards.append(guard)
         if type(table) is OrderedDict and len(keys) > 1:  # it has an order besides that of the dict
             source = Source("root", table, OrderedDict, path)
             order = tuple(table) if before is None and len(keys) == len(table) else keys

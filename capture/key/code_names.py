@@ -315,6 +315,16 @@ class NamedKey:
             return _below(receiver_of, names), names[-1], path
         return None
 
+    def reader_of(self, part: int, receiver_of: Callable[[], Any]) -> tuple[Callable[[], Any], str] | None:
+        """A function that gives the value of a part, and the path. None for what is below other parameters."""
+        fixed = len(self._fixed)
+        if part < fixed:
+            return self._fixed[part].read, self._names[0][part]
+        if part < fixed + len(self._of_receiver):
+            read, _ = self._of_receiver[part - fixed]
+            return functools.partial(_read_of, read, receiver_of), self._names[1][part - fixed]
+        return None
+
     def tell_apart(self, keeper: Callable[[], Any], name: str, path: str) -> bool:
         """Read one more name from now on: in a dict, or in the ``__dict__`` of an object or class. False if it was read
         before. ``keeper`` gives the dict or object, or None once it is gone."""

@@ -16,6 +16,7 @@ from capture.key.tensor_meta import storage_of
 from capture.observe import host_values, islands, source_location
 from capture.observe.operator_schema import read_text, traits
 from capture.observe.run_notes import RunNotes
+from capture.state.optimizers import reach_of_step
 from capture.torch_private import subclasses
 from capture.torch_private.capabilities import generator_id, unseen, without_modes
 
@@ -32,6 +33,7 @@ class IslandBegin:
     fix: str = ""
     before: islands.Before = field(factory=islands.Before)
     """What the body changed in Python, as the island finds it."""
+    is_undoable: bool = False
     versions: dict[int, int | str] = field(factory=dict)
     """Versions of the memory that the body used so far, by ``id`` of the storage."""
 
@@ -83,7 +85,7 @@ class BreakNotes(RunNotes):
             return islands.call(function, args, kwargs)
         before = IslandBegin(islands.name_of(function), source_location.user_location())
         with unseen():
-            self.quietly(self.begin_island)(before, args, kwargs)
+            self.quietly(self.begin_island)(before, function, args, kwargs)
         self.is_aside = True
         try:
             with without_modes():
@@ -108,15 +110,23 @@ class BreakNotes(RunNotes):
         return islands.perform(function, args, kwargs, generators=drawn, before=begin.before)
 
     @subclasses.unseen
-    def begin_island(self, begin: IslandBegin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin_island(
+        self, begin: IslandBegin, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:  # fmt: skip
         """An island is about to run: note what would make a recording impossible, as far as it shows beforehand."""
         try:
             islands.check_arguments((args, kwargs), self.is_of_every_call)
         except islands.UnsuitedError as unsuited:
             begin.obstacle = str(unsuited)
             begin.fix = "detach" if "gradients" in begin.obstacle else "inside"
+        reach = reach_of_step(function, args, kwargs)
+        begin.is_undoable = reach is not None
+        if self.keep_undo and reach is not None:
+            tensors = [one for one in reach.values() if isinstance(one, torch.Tensor)]
+            storages = {id(storage := one.untyped_storage()): (one, storage) for one in tensors}
+            self.trace.undo.extend((one, storage.clone()) for one, storage in storages.values())
         if self.at_islands is not None:
-            changed, places = self.at_islands.begin()
+            changed, places = self.at_islands.begin(reach)
             begin.before = islands.Before.now(places)
             if changed is not None and begin.obstacle is None:
                 begin.obstacle = f"is called after the body changed {changed}, and would see it as it was"
@@ -156,7 +166,11 @@ class BreakNotes(RunNotes):
         if outcome.error is not None:
             obstacle = obstacle or f"raises {type(outcome.error).__name__}, which the body catches"
         fix = begin.fix if begin.obstacle else "clone" if "keeps" in (obstacle or "") else ""
-        trace.islands.append(Island(name=begin.name, where=begin.where, obstacle=obstacle, fix=fix))
+        trace.islands.append(Island(
+                name=begin.name, where=begin.where, obstacle=obstacle, fix=fix,
+                is_undoable=begin.is_undoable and outcome.error is None,
+            )
+        )  # fmt: skip
         tensors = list(islands.tensors_of((args, kwargs, begin.before.values)))
         for tensor in tensors if obstacle is None else ():
             self._see_input(tensor, tensor.untyped_storage(), op_traits)

@@ -57,7 +57,8 @@ _OWNERS: dict[str, Owner] = {
     "parameter": "parameter", "buffer": "buffer", "attribute": "attribute", "closure": "closure", "global": "global",
     "item": "item", "root": "argument",
 }  # fmt: skip
-_READ_ANEW = "read in every call"
+READ_ANEW = "read in every call"
+"""What an effect, or an output, tells of a number that the host read and the body only keeps."""
 _SHOWN = 60  # characters of a value that are shown
 _LETTING_GO = 0.2  # seconds that threads of a process group may hold tensors that they have sent
 
@@ -346,7 +347,7 @@ def _before_and_after(change: Change, leaves: Sequence[KeptLeaf]) -> tuple[str, 
         return str(change.before), str(change.after)
     told = [leaf for leaf in leaves if leaf.kind == "python" and _is_plain(leaf.value)]
     plain = [leaf.value for leaf in told if leaf.read is None]
-    values = ", ".join([_short(leaf.value) if leaf.read is None else _READ_ANEW for leaf in told])
+    values = ", ".join([_short(leaf.value) if leaf.read is None else READ_ANEW for leaf in told])
     if any(len(repr(value)) > _SHOWN for value in plain):
         values += f" #{hashlib.sha1(repr(plain).encode()).hexdigest()[:16]}"
     if members is None:
@@ -535,7 +536,7 @@ def _taken_up(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> tuple[Drift,
 def output_info(leaf: KeptLeaf, watched: ObservedRun) -> OutputInfo:
     """One leaf of the result as plain data. The value of a number that every call reads anew is left out."""
     if leaf.read is not None:
-        return OutputInfo(path=leaf.path, kind="python", value=_READ_ANEW)
+        return OutputInfo(path=leaf.path, kind="python", value=READ_ANEW)
     source = watched.arguments[leaf.source][0] if isinstance(leaf.source, int) else leaf.source
     if leaf.kind == "foreign" and odd_kind(leaf.value) is not None:
         return OutputInfo(path=leaf.path, kind="python", value="tensor")  # reported as what it is

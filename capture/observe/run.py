@@ -10,7 +10,7 @@ import gc
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -268,13 +268,15 @@ class _AtIslands:
     watched: ObservedRun
     known: list[Change] = field(factory=list)
 
-    def begin(self) -> tuple[str | None, tuple[islands.Place, ...]]:
+    def begin(self, reach: Collection[int] | None) -> tuple[str | None, tuple[islands.Place, ...]]:
         """What the body has changed so far: the path of what the island of a replay would see as it was, and places
-        that a replay can give what they hold."""
+        that a replay can give what they hold. ``reach``: all that the island sees, as in ``optimizers.reach_of_step``.
+        """
         watched = self.watched
         drawn = host_draws.drawn(watched.positions, watched.host_random, None, watched.before)
         self.known = diff.changes(watched.before)
         own = [one for one in self.known if not (is_stand_in(one.after) or _is_left(one, watched.by_islands))]
+        own = [one for one in own if reach is None or _is_seen(one, reach)]
         places = [islands.place_of(one) for one in own]
         found = [one.source.path for one, place in zip(own, places, strict=True) if place is None]
         return next(iter([*found, *[op for op, _ in drawn]]), None), tuple(one for one in places if one is not None)
@@ -287,6 +289,11 @@ class _AtIslands:
         watched.host_random = host_random_state()
         watched.positions = host_draws.positions(watched.before)
         return [islands.StateChange(one.source, one.before, one.after) for one in now if not one.container]
+
+
+def _is_seen(change: Change, reach: Collection[int]) -> bool:
+    holder = change.source.get() if change.container else change.source.holder
+    return isinstance(holder, torch.Tensor) or id(holder) in reach
 
 
 def _as_left(change: Change) -> Change:
@@ -335,7 +342,7 @@ def _compare(watched: ObservedRun) -> None:
     changed = changes_of_body(watched)
     places = {snapshot.place_key(one.source) for one in watched.by_islands}
     watched.watch.note_shared_state([one.source.path for one in changed if snapshot.place_key(one.source) in places])
-    watched.changed = effects.classified(watched.before, changed, code)
+    watched.changed = effects.classified(watched.before, changed, code, watched.call.amounts)
     if ran is not None:
         watched.left = written_lines.left_by_calls(ran)
     for path, name in _given_other_memory(watched.before):
@@ -445,9 +452,9 @@ def undo(watched: ObservedRun) -> None:
                 storage.resize_(contents.nbytes())
             storage.copy_(contents, False)
     empty_scratch(watched)
-    diff.restore(
-        watched.before, watched.changed or diff.changes(watched.before) if watched.by_islands else watched.changed
-    )
+    with_islands = watched.by_islands and all(one.is_undoable for one in watched.watch.trace.islands)
+    known = watched.changed or not watched.by_islands
+    diff.restore(watched.before, diff.changes(watched.before) if with_islands or not known else watched.changed)
     for generator, state in watched.states:
         if not watched.watch.is_drawn_by_others(generator):
             generator.set_state(state)
@@ -460,6 +467,7 @@ def undo_stopped(call: Call, errors: Sequence[BaseException] = ()) -> None:
     watched = call.watched
     if watched is not None:
         if watched.has_begun:
-            watched.changed = effects.classified(watched.before, diff.changes(watched.before), watched.ran)
+            changed = diff.changes(watched.before)
+            watched.changed = effects.classified(watched.before, changed, watched.ran, call.amounts)
             undo(watched)
         call.forget_run()

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -35,9 +35,9 @@ SEEDING = "seeding a generator, or setting its state,"
 class AtIslands(Protocol):
     """Tells what happens in Python around an island."""
 
-    def begin(self) -> tuple[str | None, tuple[islands.Place, ...]]:
+    def begin(self, reach: Collection[int] | None) -> tuple[str | None, tuple[islands.Place, ...]]:
         """What the body has changed so far: the path of what a replay could not put out before the island, if anything,
-        and the places of the rest."""
+        and the places of the rest. ``reach``: ``id`` of all that the island sees, where that is known."""
 
     def end(self) -> Sequence[islands.StateChange]:
         """What differs from then on is of the body again. Gives what the island changed, but for members of

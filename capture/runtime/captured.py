@@ -266,11 +266,14 @@ class Captured:
     def call(self, values: tuple[Any, ...], leaves: list[Leaf], entry: Entry | None = None) -> Call:
         """The bound call, for everything but replays."""
         make = self.make_call if entry is None or entry.region is None else entry.region.make_call
-        return make(
+        call = make(
             annotation=self.annotation, function=self.function, receiver=self.receiver, binder=self.binder,
             values=values, leaves=leaves, code=None if entry is None else entry.ran, optimizers=self.optimizers,
             unreached=self.unreached,
         )  # fmt: skip
+        if self.decisions is not None:
+            call.amounts = self.decisions.amounts(call)
+        return call
 
     # ------------------------------------------------------------------------------------------------- what is recorded
 

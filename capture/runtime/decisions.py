@@ -1,4 +1,4 @@
-"""Decisions: arguments that are plain numbers of which the body only asks something, as ``step % 4 == 0`` does.
+"""Decisions: plain numbers, arguments or in Python state, of which the body only asks something (``step % 4 == 0``).
 
 A number is a part of the key. A step that counts up is another key in each call, though the body does one of two
 things. So the key has the answers in its place, where this was found out in runs that leave no trace, with a caller's
@@ -10,6 +10,10 @@ number and with others that give the same answers:
   that is computed on the way is another one in one of them, but for one that its answer tells (``step % 4 == 0``);
 * the plain run does the same.
 
+A number in Python state becomes an input of the call (``key.input_places``). The body may count it up besides, as in
+``self.step += 1``: what it leaves there is the number and a constant that is the same in all runs with these answers,
+which a replay adds to what is there then.
+
 Which questions are asked may follow from earlier answers, so they are a tree. It is proven for each entry, between its
 watched run and its recording, as only a watched run shows that another one can be undone; and again when its recordings
 are dropped. Where more comes of the numbers after some answers (``if step % 10 == 0: print(step)``), calls with those
@@ -20,28 +24,37 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from capture.core.facts import Facts
+from capture.core.facts import Break, Facts
 from capture.engines.base import Number
 from capture.key import pytree
+from capture.key.input_places import InputPlace, number_place, with_places
+from capture.native import native
+from capture.observe.described import DescribedRun
+from capture.observe.facts_builder import READ_ANEW
 from capture.observe.returned_value import RETURNED
+from capture.observe.run import ObservedRun
 from capture.runtime import planning
 from capture.runtime.buckets import Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
-from capture.runtime.noted_numbers import Formula, Noting, Question, holds_noted
+from capture.runtime.noted_numbers import Formula, NotedInt, Noting, Question, holds_noted
 from capture.runtime.numbers import number_of, reads_in_c, with_numbers
 from capture.state import body_run
 from capture.state.body_run import BodyRun
 from capture.state.call import Call
+from capture.state.snapshot import Change, place_key
+from capture.torch_private.threads import others_may_run
 
 _PLAIN = (int, float)
 _MOST_LEAVES = 12  # ways that the answers lead to
 _MOST_ENTRIES = 64  # that are searched for one that has another number
+_MOST_PLACES = 16  # numbers in Python state, which are read in each call
+_NAMED, _SETTINGS = 2, 5  # parts of a key with state
 _FAR = 1013  # as an index it raises
 _TRIED = 4096
 
@@ -57,12 +70,15 @@ class _Asked:
 
 @define(eq=False)
 class Decisions:
-    """The numbers at some positions among the arguments, and what the body asks of them."""
+    """The numbers at some positions among the arguments and the places that count as such, and what the body asks of
+    them."""
 
     positions: tuple[int, ...]
     kinds: tuple[type, ...]
     _first: _Asked | None = None
     _count: int = 0
+    _amounts: dict[tuple[Any, ...], Mapping[int, int]] = field(factory=dict)
+    """By answers, what the body adds to numbers in Python state, by position."""
     _standing: dict[tuple[Any, ...], tuple[Number, ...]] = field(factory=dict)
     """By answers, the numbers of one call that gave them."""
 
@@ -103,9 +119,30 @@ class Decisions:
         numbers = self._standing.setdefault(answers, tuple(own)) if own is not None and is_enough else None
         return values if numbers is None else with_numbers(values, self.positions, numbers)
 
-    def learn(self, asked: Mapping[Question, Any], *, is_enough: bool) -> bool:
+    def amounts(self, call: Call) -> Callable[[Change], int | None] | None:
+        """See ``Call.amounts``. Where nothing is known of these answers, what is added after others counts for likely;
+        it is proven before a recording is made."""
+        places, own = call.binder.places, self.own(call.values)
+        if own is None or not places or not self._amounts:
+            return None
+        known = self._amounts.get(self._walked(own)[0])
+        likely = [known] if known is not None else list(self._amounts.values())
+        first = len(call.values) - len(places)
+
+        def amount(change: Change) -> int | None:
+            at = position_of(places, first, change)
+            if at is None or type(change.before) is not int or type(change.after) is not int:
+                return None
+            added = change.after - change.before
+            return added if any(one.get(at) == added for one in likely) else None
+
+        return amount
+
+    def learn(self, asked: Mapping[Question, Any], amounts: Mapping[int, int], *, is_enough: bool) -> bool:
         """Keep what a run showed. False where it asked something else than an earlier one after the same answers."""
         questions = list(asked.items())
+        if is_enough and self._amounts.setdefault(tuple(asked.values()), amounts) != amounts:
+            return False
         if not questions:
             return False
         self._first = self._first or _Asked(questions[0][0])
@@ -150,14 +187,16 @@ def begins(captured: Captured, entry: Entry, bound: Call) -> bool:
     if found is None:
         return False
     captured.decisions_left -= 1
-    positions, watched = found
+    positions, watched, places = found
     decisions = Decisions(positions, tuple(type(watched[at]) for at in positions))
     call = captured.call(watched, bound.leaves)
+    call.binder = with_places(call.binder, places)
     found_out = _learned(captured, call, decisions)
     if found_out is None:
         captured.decisions_left = 0  # the code is the same with other numbers
     if not found_out:
         return False
+    captured.take_inputs(places)
     captured.decisions = decisions
     captured.log.add("drop", "answers of the body stand for numbers from now on")
     captured.retire()
@@ -171,8 +210,8 @@ def hold(captured: Captured, entry: Entry, bound: Call) -> bool:
     decisions: Decisions | None = captured.decisions
     if decisions is None or entry.asks_no_more or not decisions.parts(bound.values):
         return True
-    if entry.facts is None or entry.facts.islands or entry.facts.collectives:
-        decisions.forbid(bound.values)  # an undone run would call those, or wait for other ranks
+    if entry.facts is None or _calls_out(entry.facts):
+        decisions.forbid(bound.values)
         return False
     found = _learned(captured, bound, decisions)
     entry.asks_no_more = found is True
@@ -187,6 +226,9 @@ def _learned(captured: Captured, call: Call, decisions: Decisions) -> bool | Non
     """Run the body with the numbers of a call and others, and keep what that shows: whether answers are enough after
     those of this call. None where it asks nothing, or something else than before."""
     run = BodyRun()
+    if call.binder.places and others_may_run():  # who would see the numbers put there
+        decisions.forbid(call.values)
+        return False
     try:
         found = body_run.during(run, _proof, (captured, call, decisions))
     except Exception as error:
@@ -194,36 +236,103 @@ def _learned(captured: Captured, call: Call, decisions: Decisions) -> bool | Non
             raise
         decisions.forbid(call.values)  # an error that the body raises may tell the numbers
         return False
-    if found is None or not decisions.learn(found[0], is_enough=found[1]):
+    if found is None or not decisions.learn(found.asked, found.amounts, is_enough=found.is_enough):
         return None
-    return bool(found[1])
+    return bool(found.is_enough)
 
 
 def _varying(
     captured: Captured, entry: Entry, values: Values, known: Decisions | None
-) -> tuple[tuple[int, ...], Values] | None:
-    """Positions of the plain numbers in which alone the key differs from that of an entry that can be recorded, and
-    the values with the numbers of that one."""
+) -> tuple[tuple[int, ...], Values, list[InputPlace]] | None:
+    """Positions of the plain numbers in which alone the key differs from that of an entry that can be recorded, the
+    values with the numbers of that one, and places in Python state whose numbers are the last of those values."""
     entries = captured.entries()
-    first_place = len(captured.binder.names) - len(captured.binder.places)
     for other in entries[::-1] if len(entries) <= _MOST_ENTRIES else ():
         if other is entry or other.phase not in ("warm", "ready") or other.region is not None or other.facts is None:
             continue
-        if other.facts.islands or other.facts.collectives or len(other.key) != len(entry.key):
+        if _calls_out(other.facts) or len(other.key) != len(entry.key):
             continue
         ours, theirs = entry.key[1], other.key[1]
-        if any(entry.key[at] != other.key[at] for at in range(len(entry.key)) if at != 1) or len(ours) != len(theirs):
+        if len(ours) != len(theirs):
             continue
+        in_state = _differing_places(captured, entry.key, other)
         found = [at for at, (one, two) in enumerate(zip(ours, theirs, strict=True)) if one != two]
-        if found and max(found) < first_place and all(_are_numbers(ours[at], theirs[at], values[at]) for at in found):
-            watched = with_numbers(values, found, [number_of(theirs[at]) for at in found])
-            return tuple(sorted({*found, *(known.positions if known is not None else ())})), watched
+        if in_state is None or not (found or in_state):
+            continue
+        if all(_are_numbers(ours[at], theirs[at]) and type(values[at]) in _PLAIN for at in found):
+            places, then = [one for one, _ in in_state], [one for _, one in in_state]
+            watched = (*with_numbers(values, found, [number_of(theirs[at]) for at in found]), *then)
+            found += range(len(values), len(watched))
+            return tuple(sorted({*found, *(known.positions if known is not None else ())})), watched, places
     return None
 
 
-def _are_numbers(one: Any, other: Any, value: Any) -> bool:
+def _differing_places(captured: Captured, key: Any, entry: Entry) -> list[tuple[InputPlace, Number]] | None:
+    """Places in Python state whose numbers tell the key from that of an entry, with those of that one. None where
+    something else does, or where others would see the numbers that are put there."""
+    other, only_kept = entry.key, _only_kept(entry.facts)
+    parts = [at for at in range(2, len(key)) if key[at] != other[at]]
+    if key[0] != other[0] or not {_NAMED, _SETTINGS}.issuperset(parts):
+        return None
+    found: list[tuple[InputPlace, Number]] = []
+    for at in parts:
+        if len(key[at]) != len(other[at]):
+            return None
+        for part, (one, two) in enumerate(zip(key[at], other[at], strict=True)):
+            if one == two:
+                continue
+            several = _places_of(captured, at, part, (one, two))
+            if several is None:
+                return None
+            found += [one for one in several if _tail(one[0].path) not in only_kept]
+    if found and (others_may_run() or len(captured.binder.places) + len(found) > _MOST_PLACES):
+        return None
+    return found
+
+
+def _only_kept(facts: Facts | None) -> set[tuple[str, ...]]:
+    """Members of dicts that the body only adds to, or gives numbers that the host read: nothing depends on them."""
+    effects = facts.effects if facts is not None else ()
+    return {_tail(one.path) for one in effects if one.kind == "count" or READ_ANEW in one.after}
+
+
+def _tail(path: str) -> tuple[str, ...]:
+    """The names of a container and of its member, whatever leads to it: guards check what was left out wrongly."""
+    return tuple(path.split(".")[-2:])
+
+
+def _places_of(
+    captured: Captured, at: int, part: int, values: tuple[Any, Any]
+) -> list[tuple[InputPlace, Number]] | None:  # fmt: skip
+    """The places of one part of a key: one number, or some in a dict."""
+    if _are_numbers(*values):
+        kept = (
+            captured.named.keeper_of(part, captured.receiver_of)
+            if at == _NAMED
+            else captured.optimizers.keeper_of(part)
+        )
+        place = None if kept is None else number_place(kept[2], kept[0], kept[1])
+        return None if place is None else [(place, number_of(values[1]))]
+    reader = captured.named.reader_of(part, captured.receiver_of) if at == _NAMED else None
+    if reader is None or any(type(one) is not tuple or not one or one[0] is not dict for one in values):
+        return None
+    ours, theirs = ([(member[1], member[2]) for member in one[1:]] for one in values)
+    if [name for name, _ in ours] != [name for name, _ in theirs]:
+        return None
+    found = []
+    for (name, one), (_, two) in zip(ours, theirs, strict=True):
+        if one != two:
+            read, path = reader
+            place = number_place(f"{path}.{name}", read, name) if type(name) is str and _are_numbers(one, two) else None
+            if place is None:
+                return None
+            found.append((place, number_of(two)))
+    return found
+
+
+def _are_numbers(one: Any, other: Any) -> bool:
     parts = all(type(part) is tuple and len(part) == 2 and part[0] in _PLAIN for part in (one, other))
-    return parts and type(value) in _PLAIN and one[0] is other[0] is type(value)
+    return parts and one[0] is other[0]
 
 
 # ------------------------------------------------------------------------------------------------------------ the proof
@@ -237,10 +346,12 @@ class _Seen:
     noting: Noting
     is_enough: bool
     """As far as it shows, the numbers answer questions and nothing else."""
+    amounts: dict[int, int]
+    """What it added to numbers in Python state, by position."""
 
     def is_like(self, other: _Seen) -> bool:
         """They did the same."""
-        return _compared(self.facts) == _compared(other.facts)
+        return _compared(self.facts) == _compared(other.facts) and self.amounts == other.amounts
 
 
 def _compared(facts: Facts) -> tuple[Any, ...]:
@@ -250,44 +361,133 @@ def _compared(facts: Facts) -> tuple[Any, ...]:
     return facts.sequence, facts.scalars, facts.reads, outputs, effects, draws, facts.num_ops
 
 
-def _proof(captured: Captured, call: Call, decisions: Decisions) -> tuple[dict[Question, Any], bool] | None:
-    """What the body asks of the numbers of a call, with the answers, and whether nothing else comes of them. None where
-    it asks nothing."""
+@frozen(eq=False)
+class _Proof:
+    """What the body asks of the numbers of a call, with the answers, and whether nothing else comes of them than
+    amounts that are added."""
+
+    asked: dict[Question, Any]
+    amounts: Mapping[int, int]
+    is_enough: bool
+
+
+def _proof(captured: Captured, call: Call, decisions: Decisions) -> _Proof | None:
+    """Run the body. None where it asks nothing."""
     own = decisions.own(call.values)
     if own is None:
         return None
     first = _seen(captured, call, decisions.positions, own)
     asked, left = first.noting.questions, _not_told(first.noting)
     if not asked or not first.is_enough:
-        return (asked, False) if asked else None
+        return _Proof(asked, {}, is_enough=False) if asked else None
     for others in _like(first.noting, own):
         told = {text for text, formula in left.items() if _differs(formula, own, others)}
         if left and not told:
             continue
         second = _seen(captured, call, decisions.positions, others)
         if not second.is_enough or second.noting.questions != asked or not second.is_like(first):
-            return asked, False
+            return _Proof(asked, {}, is_enough=False)
         left = {text: formula for text, formula in left.items() if text not in told}
         if not left:
             break
-    plain = planning.watch_undone(captured, call, counts=False)[1].facts
-    return asked, not left and _compared(plain) == _compared(first.facts)
+    added = Decisions(decisions.positions, decisions.kinds)
+    added.learn(asked, first.amounts, is_enough=True)
+    plainly = evolve(call)
+    plainly.amounts = added.amounts(plainly)
+    plain = _watched(captured, plainly, {})[1].facts
+    return _Proof(asked, first.amounts, is_enough=not left and _compared(plain) == _compared(first.facts))
+
+
+def _watched(captured: Captured, call: Call, given: Mapping[int, Number]) -> tuple[ObservedRun, DescribedRun]:
+    """Watch a run and undo it. The places of the call hold its numbers from before the run on, so that
+    what it changes shows. ``given``: plain ones, by position, where the call has noted ones."""
+    places = call.binder.places
+    theirs = [(place, place.read()) for place in places]
+
+    def put_back(_: Sequence[BaseException] = ()) -> None:
+        for place, value in theirs:
+            place.write(value)
+
+    def run() -> Any:
+        for place, at in zip(places, range(len(call.values) - len(places), len(call.values)), strict=True):
+            place.write(given.get(at, call.values[at]))
+        found = planning.watch_undone(captured, call, counts=False)
+        put_back()
+        return found
+
+    found: tuple[ObservedRun, DescribedRun] = native.guarded(run, (), put_back)
+    return found
 
 
 def _seen(captured: Captured, call: Call, positions: Sequence[int], numbers: Sequence[Number]) -> _Seen:
     """Watch the body with these numbers, and undo it."""
     noting = Noting(asks=True)
     noted = evolve(call, values=with_numbers(call.values, positions, noting.begin(numbers)))
-    watched, described = planning.watch_undone(captured, noted, counts=False)
+    amounts = dict[int, int]()
+    noted.amounts = _noted_amounts(noted, noting, numbers, positions, amounts)
+    watched, described = _watched(captured, noted, dict(zip(positions, numbers, strict=True)))
     facts = described.facts
-    others = noting.is_read or facts.gradients or facts.islands or facts.collectives or reads_in_c(watched.ran)
+    others = noting.is_read or facts.gradients or _calls_out(facts) or reads_in_c(watched.ran)
     # after another value that is read the body may do more with them
-    others = others or any(not told.startswith(RETURNED) for told in facts.reads)
+    others = others or len(facts.reads) != len(facts.breaks) or any(map(_is_compared, facts.reads, facts.breaks))
     others = others or any(one.kind in ("python", "container", "call") for one in facts.effects)
     left = [leaf.value for effect in described.effects for leaf in effect.leaves]
     left += [leaf for _, leaf in pytree.result_leaves(watched.result)]
-    others = others or any(map(holds_noted, left)) or any(holds_noted(one.after) for one in watched.changed)
-    return _Seen(facts, noting, not others)
+    changed = [one.after for one in watched.changed if one.amount is None]
+    others = others or any(map(holds_noted, left)) or any(map(holds_noted, changed))
+    return _Seen(facts, noting, not others, amounts)
+
+
+def _calls_out(facts: Facts) -> bool:
+    """An undone run would wait for other ranks, or call islands, of which not all can be undone."""
+    return bool(facts.collectives) or not all(one.is_undoable for one in facts.islands)
+
+
+def _is_compared(told: str, read: Break) -> bool:
+    """Another value may have been read there."""
+    return not told.startswith(RETURNED) and read.kind != "island"
+
+
+def position_of(places: Sequence[InputPlace], first: int, change: Change) -> int | None:
+    """At which position of a call's values the number is that changed; None where it is none of those in
+    ``places``. ``first``: the position of the first one."""
+    if change.container:
+        return None
+    changed = place_key(change.source), (id(getattr(change.source.holder, "__dict__", None)), change.source.name)
+    return next((first + number for number, one in enumerate(places) if one.key() in changed), None)
+
+
+def _noted_amounts(
+    call: Call, noting: Noting, numbers: Sequence[Number], positions: Sequence[int], found: dict[int, int]
+) -> Callable[[Change], int | None]:
+    """As ``Call.amounts``, for a run with noted numbers, by their formulas. ``found`` gets all amounts."""
+    places = call.binder.places
+    first = len(call.values) - len(places)
+
+    def amount(change: Change) -> int | None:
+        at = position_of(places, first, change)
+        if at is None or at not in positions or type(change.after) is not NotedInt or change.after.noting is not noting:
+            return None
+        number = positions.index(at)
+        formula, own = change.after.formula, numbers[number]
+        if type(own) is not int or not _adds_to(formula, number):
+            return None
+        found[at] = int(formula.value(numbers)) - own
+        return found[at]
+
+    return amount
+
+
+def _adds_to(formula: Formula, number: int) -> bool:
+    """It is this number of the call, with whole numbers added or taken away."""
+    if not formula.operation:
+        return bool(formula.operands[0] == number)
+    if formula.operation not in ("add", "sub"):
+        return False
+    one, other = formula.operands
+    if type(one) is Formula:
+        return type(other) is int and _adds_to(one, number)
+    return formula.operation == "add" and type(one) is int and type(other) is Formula and _adds_to(other, number)
 
 
 def _not_told(noting: Noting) -> dict[str, Formula]:

@@ -98,6 +98,8 @@ def _record(
         return record_failure.without_facts(captured, entry, call, tree, recorded, undo=undo)
     branch = branches.followed(captured, entry, recorded.described.facts)
     recorded.described.facts, is_known = branch, entry.turn_to(branch.reads)
+    if recorded.recording is not None and branch.reads:
+        recorded.recording.reads = branch.reads  # only the end of the run told which numbers are kept and nothing else
     if recorded.followed == "yes" and entry.facts is not None and entry.plan is not None:
         facts, plan = entry.facts, entry.plan
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from attrs import define, evolve, field
@@ -65,8 +65,19 @@ def uses_of_names(ran: CodeRun) -> UsesOfNames:
     return all_uses
 
 
-def classified(before: Snapshot, changes: Sequence[Change], ran: CodeRun | None) -> list[Change]:
-    """The changes, each with how a replay does it again. ``ran``: the code of the run, as far as it is known."""
+Amounts = Callable[[Change], int | None]
+
+
+def classified(
+    before: Snapshot, changes: Sequence[Change], ran: CodeRun | None, amounts: Amounts | None = None
+) -> list[Change]:  # fmt: skip
+    """The changes, each with how a replay does it again. ``ran``: the code of the run, as far as it is known.
+    ``amounts``: what is known to be added to numbers (``Call.amounts``)."""
+    if amounts is not None:
+        known = [one if one.container else evolve(one, amount=amounts(one)) for one in changes]
+        added = [one for one in known if one.amount is not None]
+        left = [one for one in known if one.amount is None]
+        return _once([*added, *classified(before, left, ran)])
     counting = any(type(one.before) is int and type(one.after) is int for one in changes)
     if not counting and not any(one.container for one in changes):
         return list(changes)

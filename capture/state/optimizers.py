@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from capture.key.code_names import MISSING, part_of
 from capture.key.signature import training_reader
 from capture.state.snapshot import Change, Snapshot
+from capture.torch_private.optimizers import has_hooks
 
 Stepping = torch.optim.Optimizer | LRScheduler
 
@@ -336,6 +337,36 @@ def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 def _settings_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, str, Any]]:
     for number, group in enumerate(_groups(optimizer)):
         yield from ((number, name, value) for name, value in group.items() if name != "params")
+
+
+def reach_of_step(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[int, Any] | None:  # fmt: skip
+    """By ``id``, all that a step of an optimizer of torch's own sees and may write: the optimizer, its groups,
+    parameters and state. None for all other functions, and where code of users runs in it: a closure, or a hook."""
+    if len(args) != 1 or kwargs or _kinds.get(type(args[0])) is not function:
+        return None
+    optimizer, kind = args[0], type(args[0])
+    is_own = kind.__module__.startswith("torch.optim.") and kind.step.__module__.startswith("torch.optim.")
+    if not is_own or not isinstance(optimizer, torch.optim.Optimizer) or has_hooks(optimizer):
+        return None
+    found: dict[int, Any] = {id(optimizer): optimizer}
+    stack: list[Any] = [optimizer.__dict__]
+    while stack:
+        one = stack.pop()
+        if id(one) in found:
+            continue
+        found[id(one)] = one
+        if isinstance(one, dict):
+            stack += one.values()
+            stack += [key for key in one if isinstance(key, torch.Tensor)]
+        elif isinstance(one, (list, tuple)):
+            stack += one
+        elif isinstance(one, torch.Tensor) and one.is_leaf and one.grad is not None:
+            stack.append(one.grad)
+    if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in found.values()):
+        return None
+    return found
 
 
 def is_stand_in(value: Any) -> bool:

@@ -110,7 +110,9 @@ class GraphRecorder(ObserveMode):
         raise RefusedError(f"{op} waits for the device{_at()}")
 
     @override
-    def begin_island(self, begin: IslandBegin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin_island(
+        self, begin: IslandBegin, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:  # fmt: skip
         if self._segments is None:
             raise RefusedError(f"{begin.name}() runs eagerly in every replay{_at()}")
         assert self._host is not None
@@ -122,7 +124,7 @@ class GraphRecorder(ObserveMode):
         self._segments.pause_at_island(
             self.trace, self.device_copies(), self.constants(), draws=draws, generators=generators
         )
-        super().begin_island(begin, args, kwargs)  # which may look at memory
+        super().begin_island(begin, function, args, kwargs)  # which may look at memory
         given = list(tensors_of((args, kwargs, begin.before.values)))
         if any(id(one.untyped_storage()) in self._host.moving for one in given):
             begin.obstacle = begin.obstacle or "gets a tensor that is another one in every call"
