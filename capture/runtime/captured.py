@@ -133,6 +133,8 @@ class Captured:
     """Outputs, by the paths of what shares their memory, that were used for longer than a step: numbers of entries."""
     hopeless: CapturePlan | None = field(default=None, init=False)
     """Set once every call changes what its own key is made of: calls with new keys then run eagerly at once."""
+    foreign: dict[str, CapturePlan] = field(factory=dict, init=False)
+    """By the mode or transform of somebody else around a call: what is said of such calls."""
     faults: int = field(default=0, init=False)
     """Calls in a row in which something went wrong inside this library before their entry was known."""
     budget: Budget = field(init=False)
@@ -319,6 +321,7 @@ class Captured:
         self.findings.clear()
         self.unsettled.clear()
         self.kept_outputs.clear()
+        self.foreign.clear()
         self.hopeless, self.is_chained = None, False
         self.lifts_left, self.decisions_left = MOST_LIFTS, MOST_PROOFS
         self.decisions = None

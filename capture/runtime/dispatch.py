@@ -190,10 +190,20 @@ def _inline(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return result
     elif around is not None:
         counters.eager_calls += 1
-        captured.report(compile_plan(captured.annotation, captured.bare_facts(around=around)))
+        _report_foreign(captured, around)
         return captured.body()(*args, **kwargs)
     counters.inline_calls += 1
     return captured.body()(*args, **kwargs)
+
+
+def _report_foreign(captured: Captured, around: str) -> None:
+    """Say once what is around this call: rules take longer than many a body. Raises each time where asked to."""
+    plan = captured.foreign.get(around)
+    if plan is None:
+        plan = captured.foreign[around] = compile_plan(captured.annotation, captured.bare_facts(around=around))
+    elif captured.annotation.fallback != "error" and not current_config().refuse:
+        return
+    captured.report(plan)
 
 
 def dispatch(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capture import AnnotationError, CaptureWarning, capture, config, explain, plans, recordings, release, report, reset
+from capture import (
+    AnnotationError,
+    CaptureWarning,
+    UncapturableError,
+    capture,
+    config,
+    explain,
+    plans,
+    recordings,
+    release,
+    report,
+    reset,
+)
 from capture.api.decorator import captured_states
+from capture.rules.compile_plan import compile_plan
+from capture.runtime import dispatch
 from tests.support.decorated import CapturedNet, Net, bits, check_replays, module_level, scaled
 from tests.support.decorated import fresh as fresh
 from tests.support.device import use_device
@@ -299,6 +314,37 @@ def test_torch_func_transforms_run_inline() -> None:
         got = torch.func.grad(lambda x: captured(x).sum())(x)
         assert bits(got) == bits(torch.func.grad(lambda x: scaled(x).sum())(x))
     assert bits(captured(x)) == bits(scaled(x))
+
+
+def test_what_is_around_a_call_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules run once for each such surrounding, not in each call; where the annotation asks for it each call raises."""
+    compiled: list[str | None] = []
+
+    def counted(annotation: Any, facts: Any) -> Any:
+        compiled.append(facts.around)
+        return compile_plan(annotation, facts)
+
+    monkeypatch.setattr(dispatch, "compile_plan", counted)
+    captured, x = capture(scaled), torch.randn(3, 4)
+    for _ in range(2):
+        with pytest.warns(CaptureWarning, match="CG805"):
+            torch.vmap(captured)(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(4):
+                assert bits(torch.vmap(captured)(x)) == bits(torch.vmap(scaled)(x))
+        assert [one.code for one in recordings(captured).findings] == ["CG805"]
+        reset(captured)
+    assert compiled == ["a transform of torch.func"] * 2
+    strict = capture(scaled, fallback="error")
+    for _ in range(3):
+        with pytest.raises(UncapturableError, match="CG805"):
+            torch.vmap(strict)(x)
+    with pytest.warns(CaptureWarning, match="CG805"):
+        torch.vmap(captured)(x)
+    for _ in range(3):
+        with config.patch(refuse=frozenset(["CG805"])), pytest.raises(UncapturableError, match="CG805"):
+            torch.vmap(captured)(x)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own torch.jit.script
