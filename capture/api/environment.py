@@ -12,6 +12,7 @@ import torch
 
 import capture
 from capture.core import config
+from capture.core.sizes import bytes_text
 from capture.native import native
 from capture.plan_cache.store import default_dir
 from capture.reporting.tables import format_table
@@ -42,7 +43,7 @@ def _versions() -> Iterator[Row]:
     yield "capture", capture.__version__
     yield "Python", f"{platform.python_version()} ({platform.machine()})"
     yield "torch", torch.__version__
-    yield "CUDA", str(torch.version.cuda)
+    yield "CUDA", torch.version.cuda or "none in this build"
     accelerator = torch.accelerator.current_accelerator()
     # torch may be built for a device whose driver is missing
     if accelerator is not None and torch.accelerator.is_available():
@@ -58,7 +59,8 @@ def _versions() -> Iterator[Row]:
     yield "settings file", str(file) if file is not None else "none"
     folder = default_dir()
     kept = [file.stat().st_size for file in folder.glob("*.json")] if folder.is_dir() else []
-    yield "plans kept in", f"{folder} ({len(kept)} plans, {sum(kept)} bytes)"
+    plans = "1 plan" if len(kept) == 1 else f"{len(kept)} plans"
+    yield "plans kept in", f"{folder} ({plans}, {bytes_text(sum(kept))})"
 
 
 def _driver() -> str:

@@ -148,7 +148,7 @@ def _recording(entry: Entry, node: Node, recording: Recording) -> RecordingData:
     inputs = [(one.path, str(one.tensor), str(one.policy)) for one in plan.placeholders] if plan is not None else []
     return RecordingData(
         number=node.number, parent=parent.number if parent is not None and parent.recording is not None else 0,
-        operators=plan.num_ops if plan is not None else 0, graph_bytes=recording.graph_bytes,
+        operators=recording.num_ops, graph_bytes=recording.graph_bytes,
         size=str(size), output_bytes=size.output_bytes, working_bytes=size.working_bytes,
         widths=schedule.widths if schedule is not None else (),
         longest=schedule.longest[:_LONGEST] if schedule is not None else (),

@@ -216,9 +216,10 @@ class RecordingSize:
         taken = f"{bytes_text(self.output_bytes)} of outputs, {bytes_text(self.working_bytes)} while it runs"
         graph = f", {bytes_text(self.graph_bytes)} of graph" if self.graph_bytes else ""
         order = f"; {self.order}" if self.order else ""
-        return (
-            f"({self.arguments}): {self.num_ops} operators, {taken}{graph}, unused for {self.unused_for} replays{order}"
-        )
+        ago = "a replay" if self.unused_for == 1 else f"{self.unused_for} replays"
+        used = f"last used {ago} ago" if self.unused_for else "used last"
+        operators = "1 operator" if self.num_ops == 1 else f"{self.num_ops} operators"
+        return f"({self.arguments}): {operators}, {taken}{graph}, {used}{order}"
 
 
 def sizes_of(states: Iterable[Captured]) -> list[RecordingSize]:

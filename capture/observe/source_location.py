@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -23,6 +24,9 @@ _OWN = (
     os.path.abspath(warnings.__file__),
     os.path.abspath(typing_extensions.__file__),  # it wraps functions that torch calls deprecated
 )
+_DEF = re.compile(r"\s*(async\s+)?def\b")
+_DECORATOR_LINES = 60
+"""Lines that decorators may take, at most, above the ``def`` that is looked for."""
 _cache: dict[tuple[str, int, str], CodeLocation] = {}
 _places: dict[tuple[int, int], tuple[CodeLocation, types.CodeType]] = {}
 """By ``id`` of the code, which is kept, and the instruction: finding the line takes longer than all the rest."""
@@ -155,8 +159,11 @@ def stack_level() -> int:
 
 
 def of_function(code: types.CodeType) -> CodeLocation:
-    """Where a function is defined."""
-    return _of(code, code.co_firstlineno)
+    """The line of its ``def``, which stands below its decorators; Python counts from the first of those."""
+    line, last = code.co_firstlineno, code.co_firstlineno + _DECORATOR_LINES
+    if linecache.getline(code.co_filename, line).lstrip().startswith("@"):
+        line = next((at for at in range(line, last) if _DEF.match(linecache.getline(code.co_filename, at))), line)
+    return _of(code, line)
 
 
 def of_line(code: types.CodeType, line: int) -> CodeLocation:

@@ -27,6 +27,9 @@ def run_tables(run: RunData) -> list[Table]:
         return [Table(title="no captured function was called")]
     head = ("function", "calls", "replayed", "gain", "recordings", "memory")
     tables = [Table(head=head, rows=tuple(_row(function) for function in functions))]
+    if len({function.pool_bytes for function in functions if function.recordings}) == 1 and len(functions) > 1:
+        pool = bytes_text(max(function.pool_bytes for function in functions))
+        tables.append(Table(notes=(f"memory: all recordings share one pool of {pool}, which is in each row",)))
     for function in functions:
         remarks = [f"  {line}" for line in _remarks(function)]
         if remarks:

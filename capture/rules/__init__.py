@@ -93,7 +93,9 @@ def rule_by_code(code: str) -> Rule:
     rules = {each.code: each for each in all_rules()}
     named = rules.get(code.upper())
     if named is None:
-        raise LookupError(f"there is no rule {code!r}{suggestion(code.upper(), rules)}")
+        names = {each.name: each.code for each in rules.values()}
+        hint = suggestion(code.upper(), rules) or suggestion(code.lower(), names)
+        raise LookupError(f"there is no rule {code!r}{hint}; `capture rules` lists them")
     return named
 
 

@@ -47,6 +47,40 @@ def test_a_report_as_text_page_and_json(tmp_path: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "again.html").stat().st_size == (tmp_path / "r.html").stat().st_size
 
 
+def test_a_branch_has_its_own_number_of_operators() -> None:
+    """The plan that is there last is that of one branch."""
+
+    @capture(name="of two branches")
+    def branching(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x) + 1
+        return y * 2 if y.sum() > 8 else (y * 3 - 1).tanh()
+
+    small, large = torch.zeros(3), torch.ones(3) * 9
+    for x in (small, small, small, large, large, large, small):
+        branching(x)
+    (one,) = (one for one in report().data.functions if one.function == "of two branches")
+    told = {recording.operators for recording in one.recordings}
+    assert told == {size.num_ops for size in recordings(branching).sizes}
+    assert len(told) == len(one.recordings) == 2
+
+
+def test_the_place_of_a_function_is_its_def() -> None:
+    """Not the first of its decorators, which says nothing of it."""
+
+    @capture(
+        name="below its decorators",
+        max_recordings=3,
+    )
+    @torch.no_grad()
+    def below(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+    below(torch.ones(3))
+    (one,) = (one for one in report().data.functions if one.function == "below its decorators")
+    line = int(one.defined_at.rpartition(":")[2])
+    assert Path(__file__).read_text(encoding="utf-8").splitlines()[line - 1].lstrip().startswith("def below(")
+
+
 def test_notebooks_and_rich_show_tables() -> None:
     captured = capture(lambda x: torch.relu(x) + 1, name="shown in a notebook", max_recordings=1)
     x = torch.ones(3)

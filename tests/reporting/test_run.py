@@ -50,6 +50,13 @@ def run_of(*functions: FunctionData) -> RunData:
     return RunData(made_with={"torch": "2.13.0"}, functions=functions)
 
 
+def test_functions_that_share_a_pool_say_so() -> None:
+    told = format_run(run_of(function("one"), function("other")))
+    assert "memory: all recordings share one pool of 2.0 KiB, which is in each row" in told
+    assert "share one pool" not in format_run(run_of(function("one")))
+    assert "share one pool" not in format_run(run_of(function("one"), function("other", pool_bytes=1)))
+
+
 def test_json_comes_back() -> None:
     run = run_of(function(), function("eager", findings=(SYNC,), calls={"eager": 4}))
     assert loads(dumps(run)) == run
