@@ -87,7 +87,7 @@ def picture() -> str:
         ' font-family="Helvetica, Arial, sans-serif" font-size="13" fill="#202124">'
     )
     back = f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
-    return "\n".join([head, back, _text(LEFT, 26, title, size=15, weight="bold"), *parts, "</svg>", ""])
+    return "\n".join([head, back, _text(12, 26, title, size=15, weight="bold"), *parts, "</svg>", ""])
 
 
 def _text(x: float, y: float, text: str, *, size: int = 13, anchor: str = "start", weight: str = "normal") -> str:
