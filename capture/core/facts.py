@@ -399,7 +399,7 @@ class GivenUp:
     """What all of it took."""
     variations: tuple[Variation, ...] = ()
     reads: tuple[HostSync, ...] = ()
-    """What the body reads on the host, where nothing else varied."""
+    """What the body reads on the host, where nothing varied in the key: state that changed may be of such values."""
     where: CodeLocation | None = None
 
 

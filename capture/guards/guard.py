@@ -102,26 +102,31 @@ def pieces_of(begins: Sequence[int], ends: Sequence[int]) -> bytes:
 
 def text_of(guard: Guard) -> str:
     """The guard in one line: path, kind, what is expected."""
+    if guard.kind in _COUNTED:
+        one, several, state = _COUNTED[guard.kind]
+        count = len(guard.source.holder)
+        return f"{guard.source.path}: {one if count == 1 else f'{count} {several}'}, {state}"
     return f"{guard.source.path}: {guard.kind}{_expected(guard)}"
+
+
+_COUNTED = {
+    "empty": ("1 container", "containers", "still empty"),
+    "functions": ("1 function", "functions", "not changed"),
+    "bases": ("1 class", "classes", "with the same bases"),
+    "classes": ("1 object", "objects", "of the same class"),
+}
+"""Guards on several things: what one is called, what several are, and what is expected of each."""
 
 
 def _expected(guard: Guard) -> str:
     match guard.kind, guard.expected:
         case (("present" | "absent"), _):
             return ""
-        case "empty", _:
-            return f" {len(guard.source.holder)} containers"
-        case "functions", _:
-            return f" {len(guard.source.holder)} functions"
-        case "bases", _:
-            return f" {len(guard.source.holder)} classes"
-        case "classes", _:
-            return f" {len(guard.source.holder)} objects"
         case "names", (names, there, values, kinds):
             pairs = zip(there, map(_member, values, kinds), strict=True)
-            return (
-                f" {', '.join([f'{name} = {text}' for name, text in pairs])}, none of {len(names) - len(there)} others"
-            )
+            left = len(names) - len(there)
+            others = [f"none of {left} others" if there else "none of those that are asked for"] if left else []
+            return f" {', '.join([*(f'{name} = {text}' for name, text in pairs), *others])}"
         case "table", (keys, values, kinds):
             pairs = zip(map(_short, keys), map(_member, values, kinds), strict=True)
             return f" {', '.join([f'{key}: {text}' for key, text in pairs])}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from capture.core.facts import GivenUp, Variation
+from capture.core.facts import GivenUp, HostSync, Variation
 from capture.key import modes
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Token
@@ -39,11 +39,13 @@ def given_up(captured: Captured, call: Call) -> GivenUp:
     keys = [key for key in budget.keys if len(key) == len(budget.keys[-1])]
     of_keys = list(_of_keys(captured, keys, call)) if len(keys) > 1 else []
     variations = (*of_keys, *_of_state(budget.changed))
-    entries = [] if variations else [entry for entry in captured.entries() if entry.facts is not None]
-    reads = dict.fromkeys(sync for entry in entries if entry.facts for sync in entry.facts.host_syncs)
+    reads: tuple[HostSync, ...] = ()
+    if not of_keys and len(budget.changed) <= 1:
+        known = [entry.facts for entry in captured.entries() if entry.facts is not None]
+        reads = tuple(dict.fromkeys(read for facts in known for read in facts.host_syncs))
     return GivenUp(
         observations=spent.observations, recordings=spent.recordings, drops=spent.drops, ms=spent.ms,
-        variations=variations, reads=tuple(reads), where=source_location.user_location(),
+        variations=variations, reads=reads, where=source_location.user_location(),
     )  # fmt: skip
 
 
