@@ -21,7 +21,7 @@ _CHILD = "import sys; from capture.api.bench import child; child(*sys.argv[1:3],
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """Both runs of one program."""
+    """The times of one program, run eagerly and captured, in seconds."""
 
     eager_seconds: float
     captured_seconds: float

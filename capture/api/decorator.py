@@ -142,7 +142,7 @@ path."""
 
 @define(eq=False)
 class Handle:
-    """What belongs to one decorated function."""
+    """One decorated function and its states: one ``Captured`` for all calls, or one an instance."""
 
     annotation: Annotation
     function: Callable[..., Any]
@@ -158,16 +158,18 @@ class Handle:
     make_single: Callable[[], Captured] | None = None
     """Makes ``single`` at the first such call, for a function of which only calls tell whether it is a method."""
     passed: int = 0
-    """Calls that went by before ``single`` was made."""
+    """Calls that ran eagerly before ``single`` was made. They are added to its counters then."""
     others: Captured | None = None
-    """Stands for the instances that are not looked at, as those before them came and went."""
+    """One state for all instances that get none of their own: too many instances died before a recording of theirs was
+    used (see ``Lives``), so these calls run eagerly."""
     successors: list[Handle] = field(factory=list)
-    """Of functions that took this one's place in the class of what is captured."""
+    """Handles of functions that replaced this one in the class of a captured module or object (see ``_ClassNow``)."""
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        """The function is gone, which alone has this. It may go with a cycle of objects, as where its body leads to a
-        trainer that has it: a finalizer of ``weakref`` would keep the states for ever, and they the body."""
-        if not ends() and hasattr(self, "successors"):  # it was made as a whole
+        """End the states when the function is collected; only the function holds this handle. Not a ``weakref``
+        finalizer: that would keep the states alive, which keep the body alive. If the body in turn refers to the
+        function, as through a trainer, neither would ever be collected."""
+        if not ends() and hasattr(self, "successors"):  # False where ``__init__`` did not finish
             for captured in self._own_states():
                 captured.end()
 
@@ -197,7 +199,7 @@ class Handle:
         return captured
 
     def call(self, receiver: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of an instance that took no fast path."""
+        """Run a call of an instance that the fast path did not take."""
         entry = self.instances.get(id(receiver))
         if entry is not None and entry[0]() is receiver:
             return dispatch.call(entry[1], args, kwargs)
@@ -223,14 +225,14 @@ class Handle:
         return self.single
 
     def has_own(self, receiver: Any) -> bool:
-        """Calls on this instance have a state of their own. Not so where one function was captured as it is, and put
+        """Whether this instance has a state of its own. It has none where a plain function was captured first and put
         into a class afterwards."""
         is_fixed = self.single is not None and self.make_single is None
         return not is_fixed and self.is_receiver(receiver)
 
     def straight(self) -> Callable[..., Any]:
-        """The function that takes an instance and a tuple of its positional arguments, on the fast path; ``MISS`` for a
-        call that no path fits."""
+        """The fast path: a function of an instance and a tuple of positional arguments. It gives the result, or
+        ``MISS`` where no fast path fits the call."""
         straight: Callable[..., Any] = native.InstancePaths(self.instances, MISS)
         return straight
 
@@ -249,18 +251,20 @@ class Handle:
             yield captured
 
     def states_of(self, receiver: Any) -> list[Captured]:
-        """Those of one instance."""
-        return [self.of(receiver)] + [one.of(receiver) for one in self.successors if id(receiver) in one.instances]
+        """The states of one instance, those of ``successors`` included."""
+        return [self.of(receiver)] + [
+            successor.of(receiver) for successor in self.successors if id(receiver) in successor.instances
+        ]
 
 
 def adopted(captured: Captured) -> Captured:
-    """A state made elsewhere, known to ``report`` from now on."""
+    """Register a state that was made elsewhere, so that ``report`` and ``reset`` include it; gives it back."""
     _all.add(captured)
     return captured
 
 
 def hand_back(wrapper: Callable[..., Any], handle: Handle) -> None:
-    """Have ``recordings`` and the others accept a function that keeps its states in ``handle``."""
+    """Have ``recordings``, ``reset`` and the like accept this function: its states are in ``handle``."""
     setattr(wrapper, _HANDLE, handle)
 
 
@@ -287,7 +291,7 @@ def _new(annotation: Annotation, function: Callable[..., Any], binder: Binder, r
 
 
 def _capture(target: Any, options: dict[str, Any], *, method: bool | None = None) -> Any:
-    """``method``: whether a function is one, where that is known."""
+    """``method``: whether the function is a method; None: not known, its name and parameters tell."""
     if isinstance(target, torch.nn.Module):
         return _capture_module(target, options)
     if isinstance(target, (staticmethod, classmethod)):
@@ -315,7 +319,8 @@ def _capture(target: Any, options: dict[str, Any], *, method: bool | None = None
 
 
 def _suspended(target: Any) -> str | None:
-    """What a call of it gives in the place of a result, where its body runs in parts."""
+    """What a call gives instead of a result where the body runs later or in parts, as ``"a coroutine"``; None for an
+    ordinary function."""
     code_of = inspect.unwrap(target)
     kinds = {
         "a coroutine": inspect.iscoroutinefunction,
@@ -326,8 +331,8 @@ def _suspended(target: Any) -> str | None:
 
 
 def _uncaptured(target: Any, options: dict[str, Any], kind: str, *, method: bool | None) -> Any:
-    """The function as it is, once the user was told why. Others ask what kind of function it is, so nothing is put
-    around it. ``recordings`` and the others know it, where it can keep a state."""
+    """The function itself, after a warning that says why it is not captured. It gets no wrapper: frameworks ask whether
+    a function is a coroutine or a generator. ``recordings`` and the like still accept it if it takes attributes."""
     function = target.__func__ if isinstance(target, types.MethodType) else target
     is_method = bool(method) or isinstance(target, types.MethodType)
     if method is None and isinstance(target, types.FunctionType):
@@ -342,13 +347,13 @@ def _uncaptured(target: Any, options: dict[str, Any], kind: str, *, method: bool
 
 
 def _code_of(function: Any) -> types.CodeType | None:
-    """That of the user's function, within what wraps it."""
+    """The code of the innermost function, below what ``functools.wraps`` put around it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return code if isinstance(code, types.CodeType) else None
 
 
 def _instead(target: object) -> str:
-    """What to write instead, for an object that cannot be captured."""
+    """The end of a message: what to write instead of capturing this object; empty where no better way is known."""
     if isinstance(target, torch.Tensor):
         return ": give the function, not its result: capture(f)(x)"
     if target is None:
@@ -365,8 +370,8 @@ def _instead(target: object) -> str:
 
 
 def _kind_of(function: types.FunctionType) -> Callable[[types.FunctionType, dict[str, Any]], Any]:
-    """Whether it is a method, a function, or only its calls tell: by the names of its parameters, and by where it is
-    written."""
+    """Which wrapper a function gets: that of a function, of a method, or one that decides at the first call. The names
+    of its parameters and the place where it is written tell."""
     owner, _, name = function.__qualname__.rpartition(".")
     code = getattr(inspect.unwrap(function), "__code__", None)
     if not owner or owner.endswith("<locals>") or code is None or not code.co_argcount:
@@ -386,7 +391,7 @@ def _receivers_of(function: types.FunctionType) -> Callable[[Any], bool]:
     def stored_in(kinds: tuple[type, ...]) -> Any:
         for kind in kinds:
             if kind.__qualname__ == owner and kind.__module__ == module:
-                return next((kind.__dict__[one] for one in names if one in kind.__dict__), function)
+                return next((kind.__dict__[name] for name in names if name in kind.__dict__), function)
         return None
 
     def is_receiver(first: Any) -> bool:
@@ -405,7 +410,8 @@ def _name_of(target: Any) -> str:
 
 
 def _annotated(function: Any, options: dict[str, Any], *, method: bool, name: str) -> Handle:
-    """A function that is decorated anew in each call of another one has the same code each time."""
+    """The handle of a function. Its annotation is kept with its code object and used again: a function that is
+    decorated anew in each call of another one has the same code each time."""
     is_plain = isinstance(function, types.FunctionType) and not (
         function.__dict__ or function.__defaults__ or function.__kwdefaults__ or options
     )
@@ -455,7 +461,8 @@ def _function(
 
 
 def _short_lived(function: Any, handle: Handle) -> Any:
-    """A function whose code gave up, as those before it came and went: a state is made once one is looked at."""
+    """The wrapper of a function whose code gave up, as earlier functions with this code died before a recording paid
+    off. It makes no state until a call is looked at again."""
     annotation, binder, lives = handle.annotation, handle.binder, handle.lives
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -469,7 +476,7 @@ def _short_lived(function: Any, handle: Handle) -> Any:
         result = MISS if kwargs else captured.straight(*args)
         return dispatch.call(captured, args, kwargs) if result is MISS else result
 
-    reference = weakref.ref(wrapper)  # it is to go with its last reference
+    reference = weakref.ref(wrapper)  # weak: the wrapper has to die with its last user
 
     def make_single() -> Captured:
         captured = _new(annotation, function, binder, None)
@@ -502,8 +509,9 @@ def _method(function: types.FunctionType, options: dict[str, Any], *, in_class: 
 
 @define(eq=False)
 class _ClassNow:
-    """What is called where the class of a captured module or callable object has another function by this name now: the
-    class was patched, or the object was given another one. Eager code would find it, so it is captured in its place."""
+    """The function to call where the class of a captured module or callable object has another function by this name
+    than when it was captured: the class was patched, or the object got another class. Eager code would call the new
+    function, so it is captured in place of the old one."""
 
     name: str
     function: Callable[..., Any]
@@ -514,29 +522,30 @@ class _ClassNow:
     def of(self, receiver: Any) -> Callable[..., Any]:
         """The bound method, as it would be without an attribute of the instance."""
         kind = type(receiver)
-        found = inspect.getattr_static(kind, self.name)  # each class of modules has one
-        if not isinstance(found, types.FunctionType):
-            bound: Callable[..., Any] = found.__get__(receiver, kind) if hasattr(type(found), "__get__") else found
+        stored = inspect.getattr_static(kind, self.name)  # each class of modules has one
+        if not isinstance(stored, types.FunctionType):
+            bound: Callable[..., Any] = stored.__get__(receiver, kind) if hasattr(type(stored), "__get__") else stored
             return bound
-        if found not in self.made:
-            self.made[found] = self._captured(found)
-        return types.MethodType(self.made[found], receiver)
+        if stored not in self.made:
+            self.made[stored] = self._captured(stored)
+        return types.MethodType(self.made[stored], receiver)
 
-    def _captured(self, found: types.FunctionType) -> Any:
-        if _handle_of(found) is not None or _suspended(found) is not None:
-            return found
+    def _captured(self, function: types.FunctionType) -> Any:
+        if _handle_of(function) is not None or _suspended(function) is not None:
+            return function
         try:
-            wrapper = _method(found, self.options)
+            wrapper = _method(function, self.options)
         except AnnotationError:  # options such as ``static=`` name what this one does not take
-            return found
+            return function
         successor = wrapper.__dict__[_HANDLE]
         self.handle.successors.append(successor)
         return wrapper
 
 
 def _method_or_not(function: types.FunctionType, options: dict[str, Any]) -> Any:
-    """Written in a class body, and only its calls tell whether it is a method or, by a ``staticmethod`` around it, not.
-    Options that a function cannot have, as names below ``self``, tell at once."""
+    """The wrapper of a function written in a class body that may be a method or, with ``staticmethod`` around it, a
+    plain function: its first call tells. Options that only a method can have, such as names below ``self``, tell at
+    once."""
     try:
         as_function = _annotated(function, options, method=False, name=_name_of(function))
     except AnnotationError:
@@ -623,7 +632,7 @@ def captured_states(target: Any) -> list[Captured]:
 
 
 def begin_anew(target: Any) -> None:
-    """What instances of it cost that came and went counts no more."""
+    """Forget what instances of it that died cost so far, so that new instances are looked at again."""
     handle = _handle_of(target.forward if isinstance(target, torch.nn.Module) else target)
     if handle is not None:
         handle.lives.start_anew()
@@ -660,9 +669,10 @@ def _forget_in_child() -> None:
 
 
 def _start_over(users: Sequence[Annotation]) -> None:
-    """What these functions recorded holds constants that a package has no more; its next run must be an eager one."""
+    """Drop the recordings of these functions: they hold constants that a model package has replaced. The next run of
+    the package must be eager."""
     for captured in _all.all():
-        if any(captured.annotation is one for one in users):
+        if any(captured.annotation is user for user in users):
             captured.retire()
 
 

@@ -24,9 +24,11 @@ Row = tuple[str, ...]
 def environment_text() -> str:
     """Versions, what each private name of torch's was found to do, and every property and switch that a call compares,
     with where it is read and what that costs."""
-    properties = [(one.name, one.read_by, f"{one.nanoseconds} ns") for one in tensor_reads.PROPERTIES]
+    properties = [(read.name, read.read_by, f"{read.nanoseconds} ns") for read in tensor_reads.PROPERTIES]
     noticed = setter_calls.notices_setters()
-    shown = [(one.name, _read_by(one, noticed=noticed), f"{one.nanoseconds} ns") for one in switches.SWITCHES]
+    shown = [
+        (switch.name, _read_by(switch, noticed=noticed), f"{switch.nanoseconds} ns") for switch in switches.SWITCHES
+    ]
     parts = [
         format_table(list(_versions())),
         "What is compared of each tensor that a recording reads where it is:",
@@ -34,7 +36,7 @@ def environment_text() -> str:
         "Switches that every call compares:",
         format_table(shown),
         "Private names of torch, and whether they were found:",
-        format_table([(name, _yes(found)) for name, found in attrs.asdict(capabilities.CAPABILITIES).items()]),
+        format_table([(name, _yes(is_there)) for name, is_there in attrs.asdict(capabilities.CAPABILITIES).items()]),
     ]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 

@@ -184,7 +184,7 @@ class _Explain(_ToBeCalled[P]):
 
 
 def _watched(call: Call) -> tuple[run.ObservedRun, DescribedRun]:
-    """A run that is undone."""
+    """One watched run of the call, and its description. Everything that the run changed is put back."""
     watched = run.run_watched(call, dispatch_mode.ObserveMode(undo=True))
     if watched.error is not None:
         raise watched.error
@@ -196,7 +196,7 @@ def _watched(call: Call) -> tuple[run.ObservedRun, DescribedRun]:
 
 def _guards(call: Call, described: DescribedRun, watched: run.ObservedRun, plan: CapturePlan) -> tuple[str, ...]:
     """The guards that a recording of this run would have."""
-    policies = {one.path: one.policy for one in plan.placeholders}
+    policies = {placeholder.path: placeholder.policy for placeholder in plan.placeholders}
     told = [policies.get(path) for path, _ in call.paths()]
     static = [at for at, policy in enumerate(told) if policy is Policy.STATIC]
     copied = [at for at, policy in enumerate(told) if policy in (Policy.COPY, Policy.COPY_BACK)]
@@ -273,7 +273,7 @@ class Warmup(_ToBeCalled[P]):
             lambda args, kwargs: values_of_call(captured, self._function, args, kwargs),
         )
         if captured.sizes is not None:
-            values = [one for case in values for one in captured.sizes.cases(case)]
+            values = [values_of_size for case in values for values_of_size in captured.sizes.cases(case)]
         return _warmup.warm_up_all(captured, values, progress)
 
 

@@ -28,10 +28,10 @@ class _Output:
     name: str
     captured: Captured
     is_used: bool
-    """The output is alive."""
+    """The output's storage is still alive."""
 
     def is_within(self, begin: int, end: int) -> bool:
-        """It overlaps with this piece of memory."""
+        """It overlaps with the bytes from ``begin`` to ``end``."""
         return self.begin < end and self.end > begin
 
 
@@ -81,21 +81,22 @@ def _outputs(states: Sequence[Captured]) -> Iterator[_Output]:
 
 
 def _named_blocks(segment: dict[str, Any], outputs: Sequence[_Output]) -> Iterator[dict[str, Any]]:
-    """Memory that no storage holds is cut where outputs begin and end: each replay writes them there."""
+    """The blocks of one segment, named. Memory that no storage holds now is split where outputs begin and end: each
+    replay writes them there."""
     at = segment["address"]
     for block in segment["blocks"]:
         begin = block.get("address", at)
         at = begin + block["size"]
-        inside = [one for one in outputs if one.is_within(begin, at)]
+        inside = [output for output in outputs if output.is_within(begin, at)]
         cuts = {begin, at}
         if block["state"] == "inactive":
-            cuts |= {cut for one in inside for cut in (one.begin, one.end) if begin < cut < at}
+            cuts |= {cut for output in inside for cut in (output.begin, output.end) if begin < cut < at}
         for first, last in itertools.pairwise(sorted(cuts)):
-            here = [one for one in inside if one.is_within(first, last)]
+            here = [output for output in inside if output.is_within(first, last)]
             part = {**block, "address": first, "size": last - first}
-            if any(one.is_used for one in here):
+            if any(output.is_used for output in here):
                 part |= {"state": "active_allocated", "requested_size": last - first}
-            frames = [_frame(one.name, one.captured) for one in here] or [_frame(_POOL)]
+            frames = [_frame(output.name, output.captured) for output in here] or [_frame(_POOL)]
             yield {**part, "frames": [*frames, *block.get("frames", [])]}
 
 

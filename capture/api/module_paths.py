@@ -15,10 +15,10 @@ def module_paths(receivers: Sequence[Any]) -> list[str]:
     A module does not know what holds it, so all modules of the process are looked through. Where two models share a
     module, the larger one names it. No code of the modules runs.
     """
-    wanted = {id(one) for one in receivers if issubclass(type(one), nn.Module)}
+    wanted = {id(receiver) for receiver in receivers if issubclass(type(receiver), nn.Module)}
     if not wanted:
         return [""] * len(receivers)
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    modules = [candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module)]
     inside = {id(child) for module in modules for _, child in _children(module)}
     sizes_and_paths: dict[int, tuple[int, str]] = {}
     for root in modules:
@@ -28,7 +28,7 @@ def module_paths(receivers: Sequence[Any]) -> list[str]:
         for number in wanted & paths.keys():
             if number not in sizes_and_paths or len(paths) > sizes_and_paths[number][0]:
                 sizes_and_paths[number] = len(paths), paths[number]
-    return [sizes_and_paths.get(id(one), (0, ""))[1] for one in receivers]
+    return [sizes_and_paths.get(id(receiver), (0, ""))[1] for receiver in receivers]
 
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

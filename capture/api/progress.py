@@ -30,7 +30,7 @@ def progress(title: str, total: int, shown: bool | None) -> AbstractContextManag
 
 @contextmanager
 def _alone(shown_by: AbstractContextManager[Update]) -> Iterator[Update]:
-    """Slow calls of the warm-up write no lines of their own meanwhile."""
+    """Show only the bar: slow calls of the warm-up write no lines of their own meanwhile."""
     with slow_calls.quiet(), shown_by as update:
         yield update
 

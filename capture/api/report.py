@@ -97,14 +97,14 @@ def trace(path: str | os.PathLike[str]) -> int:
 def collect() -> RunData:
     """The data of a report, of all captured functions that are alive."""
     states = all_states()
-    begin = min((event.at - event.ms / 1e3 for one in states for event in one.log.events), default=0.0)
+    begin = min((event.at - event.ms / 1e3 for state in states for event in state.log.events), default=0.0)
     made_with = {"torch-capture": VERSION, "torch": torch.__version__, "Python": platform.python_version()}
     if torch.accelerator.is_available():
         made_with["device"] = torch.get_device_module().get_device_name()
-    paths = module_paths([one.receiver for one in states])
+    paths = module_paths([state.receiver for state in states])
     return RunData(
         made_with=made_with,
-        functions=tuple(_function(one, begin, path) for one, path in zip(states, paths, strict=True)),
+        functions=tuple(_function(state, begin, path) for state, path in zip(states, paths, strict=True)),
     )
 
 
@@ -121,7 +121,8 @@ def _function(captured: Captured, begin: float, path: str) -> FunctionData:
         instances=1, calls=log.counters.calls(), eager_ms=_median(log.eager_ms), eager_timed=len(log.eager_ms),
         replay_ms=_median(replays), replays_timed=len(replays), pool_bytes=pool_bytes,
         graph_bytes=graph_bytes, counted=counted, paths=(path,) if path else (), recordings=tuple(_recordings(entries)),
-        findings=by_cause([finding_data(one) for one in captured.findings.values()]), plans=tuple(plans[:_PLANS]),
+        findings=by_cause([finding_data(finding) for finding in captured.findings.values()]),
+        plans=tuple(plans[:_PLANS]),
         events=tuple(
             EventData(
                 kind=event.kind, detail=event.detail, at=(event.at - begin) * 1e3, ms=event.ms, nbytes=event.nbytes
@@ -145,13 +146,17 @@ def _recordings(entries: Sequence[Entry]) -> list[RecordingData]:
 def _recording(entry: Entry, node: Node, recording: Recording) -> RecordingData:
     plan, parent = entry.plan, node.parent
     schedule, size = recording.schedule(), _warmup.size_of(entry, node, recording)
-    inputs = [(one.path, str(one.tensor), str(one.policy)) for one in plan.placeholders] if plan is not None else []
+    inputs = (
+        [(placeholder.path, str(placeholder.tensor), str(placeholder.policy)) for placeholder in plan.placeholders]
+        if plan is not None
+        else []
+    )
     return RecordingData(
         number=node.number, parent=parent.number if parent is not None and parent.recording is not None else 0,
         operators=recording.num_ops, graph_bytes=recording.graph_bytes,
         size=str(size), output_bytes=size.output_bytes, working_bytes=size.working_bytes,
         widths=schedule.widths if schedule is not None else (),
         longest=schedule.longest[:_LONGEST] if schedule is not None else (),
-        guards=tuple(text_of(one) for one in node.guard.guards()) if node.guard is not None else (),
+        guards=tuple(text_of(guard) for guard in node.guard.guards()) if node.guard is not None else (),
         breaks=tuple(node.reads), inputs=tuple(inputs),
     )  # fmt: skip

@@ -107,7 +107,11 @@ def _limit_reached(captured: Captured, entry: Entry, call: Call, tree: Tree, *, 
     as keys that never repeat."""
     _, plan = limit_plan(captured, entry, call, tree)
     family = captured.families.get(entry.key[:-1])
-    if entry.plan is None and family is not None and [one.in_use() for one in family.entries.values()] == [entry]:
+    if (
+        entry.plan is None
+        and family is not None
+        and [entry_of_family.in_use() for entry_of_family in family.entries.values()] == [entry]
+    ):
         del captured.families[entry.key[:-1]]
     if say:
         captured.report(plan)
@@ -160,17 +164,17 @@ class WarmupReport(Tabular):
     @property
     def recorded(self) -> int:
         """Number of cases that were recorded now."""
-        return sum(one.status == "recorded" for one in self.cases)
+        return sum(case.status == "recorded" for case in self.cases)
 
     @property
     def known(self) -> int:
         """Number of cases that had a recording before."""
-        return sum(one.status == "known" for one in self.cases)
+        return sum(case.status == "known" for case in self.cases)
 
     @property
     def skipped(self) -> tuple[WarmedCase, ...]:
         """Cases that have no recording, each with its reason: calls like these run eagerly."""
-        return tuple(one for one in self.cases if one.status == "skipped")
+        return tuple(case for case in self.cases if case.status == "skipped")
 
     @override
     def tables(self) -> Sequence[Table]:
@@ -235,7 +239,11 @@ def size_of(entry: Entry, node: Node, recording: Recording) -> RecordingSize:
     owned = node.outputs.owned if node.outputs is not None else ()
     placeholders = entry.plan.placeholders if entry.plan is not None else ()
     return RecordingSize(
-        arguments=", ".join(f"{one.path}: {one.tensor}" for one in placeholders if one.kind == "argument"),
+        arguments=", ".join(
+            f"{placeholder.path}: {placeholder.tensor}"
+            for placeholder in placeholders
+            if placeholder.kind == "argument"
+        ),
         num_ops=recording.num_ops,
         output_bytes=sum(group.block.nbytes for number, group in groups if number not in owned),
         working_bytes=entry.needs,

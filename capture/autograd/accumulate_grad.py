@@ -99,7 +99,7 @@ _latest_users: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def _ends_of(parameters: Iterable[torch.Tensor]) -> list[Any]:
     """Autograd's nodes that add to ``.grad``: those that a graph has, or else new ones."""
     with torch.enable_grad():
-        return [one.view_as(one).grad_fn.next_functions[0][0] for one in parameters]  # type: ignore[union-attr]
+        return [parameter.view_as(parameter).grad_fn.next_functions[0][0] for parameter in parameters]  # type: ignore[union-attr]
 
 
 def may_deposit() -> bool:
@@ -110,7 +110,7 @@ def may_deposit() -> bool:
 
 def are_leaves(parameters: Iterable[torch.Tensor]) -> bool:
     """All of them are leaves, which get their ``.grad`` in a backward pass."""
-    return all(one.is_leaf and type(one) in TENSOR_TYPES for one in parameters)
+    return all(parameter.is_leaf and type(parameter) in TENSOR_TYPES for parameter in parameters)
 
 
 def buffers_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
@@ -118,7 +118,7 @@ def buffers_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] 
     for one in parameters:
         if one._backward_hooks or one._post_accumulate_grad_hooks:
             return None
-    return [one.grad for one in parameters]
+    return [parameter.grad for parameter in parameters]
 
 
 def accumulated(
@@ -127,7 +127,7 @@ def accumulated(
     """Adds to each buffer where there is one; gives what else becomes ``.grad``, each in memory that neither another
     one nor a tensor among ``others`` lies on."""
     made: list[Any] = []
-    taken = {_memory(one) for one in others if isinstance(one, torch.Tensor) and one.layout is torch.strided}
+    taken = {_memory(value) for value in others if isinstance(value, torch.Tensor) and value.layout is torch.strided}
     with torch.no_grad():
         for parameter, gradient, buffer in zip(parameters, gradients, buffers, strict=True):
             if gradient is None or (buffer is not None and _add(gradient, buffer)):
@@ -150,9 +150,9 @@ def through_autograd(
     parameters: Sequence[torch.Tensor], gradients: Gradients, *, keeps_graph: bool = False
 ) -> None:  # fmt: skip
     """Have autograd accumulate: hooks run. ``keeps_graph``: of the gradients."""
-    given = [(one, grad) for one, grad in zip(parameters, gradients, strict=True) if grad is not None]
+    given = [(parameter, grad) for parameter, grad in zip(parameters, gradients, strict=True) if grad is not None]
     with torch.enable_grad():
-        ends = [one.view_as(one) for one, _ in given]
+        ends = [parameter.view_as(parameter) for parameter, _ in given]
     if ends:
         torch.autograd.backward(ends, [grad for _, grad in given], create_graph=keeps_graph)
 
@@ -172,7 +172,11 @@ def _own(gradient: torch.Tensor, parameter: torch.Tensor, taken: set[int]) -> to
         return gradient
     dense = is_dense(parameter.shape, parameter.stride())
     pairs = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
-    fits = all(size == 1 or one == other for size, one, other in pairs) if dense else gradient.is_contiguous()
+    fits = (
+        all(size == 1 or stride == own_stride for size, stride, own_stride in pairs)
+        if dense
+        else gradient.is_contiguous()
+    )
     if fits and _memory(gradient) not in taken:
         taken.add(_memory(gradient))
         return gradient

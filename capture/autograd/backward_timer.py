@@ -24,8 +24,10 @@ class BackwardTimer:
         self._clock = clock
         self._begin: float | None = None
         self._end: float | None = None
-        first = [add_prehook(one.grad_fn, self._note_begin) for one in results if one.grad_fn is not None]
-        last = [add_prehook(get_gradient_edge(one).node, self._note_end) for one in inputs if one.requires_grad]
+        first = [add_prehook(result.grad_fn, self._note_begin) for result in results if result.grad_fn is not None]
+        last = [
+            add_prehook(get_gradient_edge(input_).node, self._note_end) for input_ in inputs if input_.requires_grad
+        ]
         self._handles: list[Any] = [*first, *last]
 
     def _note_begin(self, _: Any) -> None:

@@ -67,7 +67,7 @@ class Order:
 
     def after(self, grads: Grads) -> Order:
         """The next order, for these gradients."""
-        return evolve(self, defined=(*self.defined, tuple(one is not None for one in grads)))
+        return evolve(self, defined=(*self.defined, tuple(grad is not None for grad in grads)))
 
 
 class _Node(torch.autograd.Function):
@@ -76,9 +76,9 @@ class _Node(torch.autograd.Function):
     @staticmethod
     @override
     def forward(ctx: Any, order: Order, *tensors: Any) -> Any:
-        ctx.order, ctx.there = order, [one is not None for one in tensors]
+        ctx.order, ctx.there = order, [tensor is not None for tensor in tensors]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*[one for one in tensors if one is not None])
+        ctx.save_for_backward(*[tensor for tensor in tensors if tensor is not None])
         saved, _, come = order.parts(tensors)
         return tuple(order.of(saved, come, keeps_graph=True))
 
@@ -87,7 +87,7 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         saved, order = iter(ctx.saved_tensors), ctx.order.after(grads)
         tensors = [next(saved) if there else None for there in ctx.there]
-        made = apply(order, tensors, [one for one in grads if one is not None])
+        made = apply(order, tensors, [grad for grad in grads if grad is not None])
         return (None, *[None] * order.num_saved, *made)
 
 
@@ -131,5 +131,5 @@ def inputs_of(
         elif position in handles:
             inputs.append(handles[position])
         else:
-            inputs.append(next(one for one in sources if one.grad_fn is above and one.output_nr == number))
+            inputs.append(next(source for source in sources if source.grad_fn is above and source.output_nr == number))
     return inputs

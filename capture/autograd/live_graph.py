@@ -36,12 +36,12 @@ class _Joined(torch.autograd.Function):
         ctx.check()
         ends, inputs = ctx.edges
         pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None]
-        found: Sequence[Any] = [None] * len(inputs)
+        gradients: Sequence[Any] = [None] * len(inputs)
         if pairs and inputs:
             reached, come = zip(*pairs, strict=True)
             keeps = torch_autograd.keeps_graph() or not torch_autograd.TELLS_KEEP_GRAPH
-            found = torch.autograd.grad(reached, inputs, come, retain_graph=keeps, allow_unused=True)
-        return (None, None, None, *found)
+            gradients = torch.autograd.grad(reached, inputs, come, retain_graph=keeps, allow_unused=True)
+        return (None, None, None, *gradients)
 
 
 def joined(

@@ -99,7 +99,7 @@ class Block:
             return tensor
 
         copies: dict[int, Any] = {}
-        function, *args = [copied(one, fill, copies) for one in (self.function, *self.args)]
+        function, *args = [copied(value, fill, copies) for value in (self.function, *self.args)]
         with (
             contextlib.suppress(_Enough),
             saved_tensors_hooks(pack, lambda tensor: tensor),
@@ -108,8 +108,8 @@ class Block:
         ):
             function(*args)
         self._compare(made)
-        there = [(one(), tensor) for one, tensor in zip(self.saved, made, strict=False)]
-        return {one: tensor for one, tensor in there if one is not None}
+        there = [(reference(), tensor) for reference, tensor in zip(self.saved, made, strict=False)]
+        return {value: tensor for value, tensor in there if value is not None}
 
     def _compare(self, made: Sequence[torch.Tensor]) -> None:
         if len(made) < len(self.saved) or (len(made) > len(self.saved) and not self.stops_early):
@@ -195,8 +195,8 @@ class Blocks:
         self.current: Block | None = None
         self.owners: list[Callable[[], Any]] = []
         self.obstacle: str = ""
-        self._known = {id(one): one for _, one in before.entered}
-        self._storages = {id(one) for one in before.storages}
+        self._known = {id(value): value for _, value in before.entered}
+        self._storages = {id(storage) for storage in before.storages}
         self._storages |= {
             id(leaf.untyped_storage())
             for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
@@ -223,10 +223,10 @@ class Blocks:
         try:
             self._note_draws(block)
             states = checkpoints.state_of(block.function), checkpoints.device_states_of(block.function)
-            memo: dict[int, Any] = {id(one): (one, None) for one in states}
+            memo: dict[int, Any] = {id(state): (state, None) for state in states}
             checked = functools.partial(self._stand_in, is_checked=True)  # tensors in containers are not checked
-            stand_in = [checked if isinstance(one, torch.Tensor) else self._stand_in for one in block.args]
-            block.args = [copied(one, leaf, memo) for one, leaf in zip(block.args, stand_in, strict=True)]
+            stand_in = [checked if isinstance(value, torch.Tensor) else self._stand_in for value in block.args]
+            block.args = [copied(value, leaf, memo) for value, leaf in zip(block.args, stand_in, strict=True)]
             block.function = copied(block.function, self._stand_in, memo)
             checkpoints.keep_no_state(block.function)
         except Obstacle as error:
@@ -251,7 +251,7 @@ class Blocks:
 
     def _note_draws(self, block: Block) -> None:
         now = _generator_states()
-        moved = [not is_same_state(one, other) for one, other in zip(self._states, now, strict=False)]
+        moved = [not is_same_state(state, state_now) for state, state_now in zip(self._states, now, strict=False)]
         block.draws, block.begin_state = moved[0], self._states[0]
         if any(moved[1:]):
             raise Obstacle("a checkpointed function that draws on an accelerator")
@@ -360,13 +360,13 @@ class Recomputation:
     @property
     def runs_once(self) -> bool:
         """A second backward pass raises, even where the graph was kept."""
-        return any(one.runs_once for one in self.blocks)
+        return any(block.runs_once for block in self.blocks)
 
     def states(self, begin: torch.Tensor | None, *, is_replay: bool) -> list[tuple[torch.Generator, torch.Tensor]]:
         """What generators are to draw from as blocks run again: of a replay that just ended, and began with this where
         the body draws; or of the run that was noted."""
         generators = default_generators()
-        states = [(one, one.get_state()) for one in (generators if is_replay else generators[1:])]
+        states = [(generator, generator.get_state()) for generator in (generators if is_replay else generators[1:])]
         if not is_replay:
             return [(generators[0], self.blocks[0].begin_state), *states]
         if begin is None:

@@ -344,7 +344,7 @@ class SavedGraph:
     def follow(self, statics: dict[str, torch.Tensor]) -> None:
         """From now on a replay's Python state has these tensors, by path."""
         paths = self.paths
-        self.now_parameters = [statics.get(paths.get(id(one), ""), one) for one in self.parameters]
+        self.now_parameters = [statics.get(paths.get(id(parameter), ""), parameter) for parameter in self.parameters]
         self.now_held = [statics.get(paths.get(id(one), ""), one) for one in self.held]
         self.now_shown = self.deposits = None
 
@@ -405,13 +405,13 @@ class SavedGraph:
         with torch.enable_grad():
             for number, grads in enumerate(orders, 1):
                 is_last = number == len(orders)
-                come = grads if is_last and not keeps_graph else [_apart(one) for one in grads]
+                come = grads if is_last and not keeps_graph else [_apart(grad) for grad in grads]
                 ends = self._differentiate(
                     tensors, ends, places, come, again,
                     keeps_graph=keeps_graph or not is_last, reaches_inputs=reaches_inputs or not is_last,
                 )  # fmt: skip
-                places += [one for one in come if one is not None]
-        return tuple([one if one is None else one.detach() for one in ends] if keeps_graph else ends)
+                places += [place for place in come if place is not None]
+        return tuple([end if end is None else end.detach() for end in ends] if keeps_graph else ends)
 
     def gradients_of_both(
         self, tensors: Sequence[torch.Tensor], grads: Grads, higher: Sequence[tuple[Grads, Grads]]
@@ -422,7 +422,7 @@ class SavedGraph:
         again = self._made_again(tensors)
         with torch.enable_grad():
             for first, second in reversed(higher):
-                first = [_apart(one) for one in first]
+                first = [_apart(gradient) for gradient in first]
                 ends += self._differentiate(tensors, self.outputs, (), first, again, keeps_graph=True)
                 come += second[: len(self.uses)]
         return self._differentiate(tensors, ends, (), come, again)
@@ -552,8 +552,8 @@ class GraphSaver:
         with torch.enable_grad():
             attached = self._attached(result)
             detached = {id(leaf): leaf.detach() for leaf in attached}
-            for one in self._left or ():  # an effect of the recording, and an output whose graph is the caller's
-                one.source.put(detached[id(one.after)])
+            for change in self._left or ():  # an effect of the recording, and an output whose graph is the caller's
+                change.source.put(detached[id(change.after)])
             ends = [_with_metadata(leaf) for leaf in attached]
         hooks.blocks, self.program.again, self.obstacle = None, blocks.finish(), blocks.obstacle
         with torch.no_grad():
@@ -595,7 +595,7 @@ class GraphSaver:
         made = live_graph.joined(
             [leaf.detach() for leaf in attached], [_edge_of(leaf) for leaf in ends], edges, inputs, hooks.check
         )
-        joined = {id(leaf): one for leaf, one in zip(attached, made, strict=True)}
+        joined = {id(leaf): tensor for leaf, tensor in zip(attached, made, strict=True)}
         for change in self._left or ():
             change.source.put(joined[id(change.after)])
         return _replaced(result, joined)
@@ -604,7 +604,7 @@ class GraphSaver:
         """The tensors in a body's result, and in what it left, that are part of a graph, each once."""
         if self._left is None:
             with no_gradient_reads():
-                self._left = [one for one in changes(self._before) if carries_graph(one)]
+                self._left = [change for change in changes(self._before) if carries_graph(change)]
         tensors = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
         tensors += [one.after for one in self._left]
         return list({id(leaf): leaf for leaf in tensors if leaf.requires_grad and leaf.grad_fn is not None}.values())
@@ -615,7 +615,7 @@ class GraphSaver:
         there are no streams it ends at the parameters themselves."""
         lent = {id(leaf) for leaf in self._leaves}
         plain = [tensor for owners in self._before.tensors.values() for _, tensor in owners]
-        for tensor in (*plain, *[one for _, one in self._before.entered if is_wrapper(type(one))]):
+        for tensor in (*plain, *[value for _, value in self._before.entered if is_wrapper(type(value))]):
             if id(tensor) not in lent and tensor.requires_grad and _has_streams(tensor):
                 lent.add(id(tensor))
                 if not refuses(tensor):
@@ -632,8 +632,8 @@ class GraphSaver:
             if not refuses(tensor) and tensor.grad_fn is not None
         }
         aliases = {id(alias): position for position, alias in reversed(self._aliases.items())}
-        found = shared_casts.found_above(attached) if self._in_autocast else {}
-        self._cast = {place: leaf for place, leaf in found.items() if id(leaf) not in aliases}
+        casts = shared_casts.found_above(attached) if self._in_autocast else {}
+        self._cast = {place: leaf for place, leaf in casts.items() if id(leaf) not in aliases}
         own = [self._lent.get(id(leaf), (leaf, leaf))[1] for leaf in self._cast.values()]
         self._shares_casts |= shared_casts.are_known(own, autocast.kept_around())
         self._casts = self._cast if self._shares_casts else {}
@@ -673,7 +673,9 @@ class GraphSaver:
         program.foreign_ends = tuple(self._told(tensor) for tensor, _ in foreign)
         nodes = list(nodes_above(attached))
         program.donates = any(map(writes_saved_tensors, nodes))
-        program.functions = tuple(dict.fromkeys(one for node in nodes if (one := function_of(node)) is not None))
+        program.functions = tuple(
+            dict.fromkeys(function for node in nodes if (function := function_of(node)) is not None)
+        )
 
     def _told(self, tensor: torch.Tensor) -> str:
         """Which end of the graph was not lent to the body, and why."""
@@ -725,7 +727,7 @@ class GraphSaver:
             if id(storage) in arguments:
                 saved_arguments.setdefault(arguments[id(storage)], []).append((saved_tensor, tensor))
             elif owners:
-                owner = next((one for one in owners if one is tensor), owners[0])
+                owner = next((owner_of_storage for owner_of_storage in owners if owner_of_storage is tensor), owners[0])
                 held.setdefault(id(owner), (owner, []))[1].append((saved_tensor, tensor))
             else:
                 fresh.setdefault(id(storage), []).append((saved_tensor, tensor))
@@ -742,7 +744,11 @@ class GraphSaver:
             _note_aliases(members, index, base)
         whole = [all(_alias_of(saved_tensor).same for saved_tensor, _ in members) for _, members in bases]
         program.views = tuple(position for position, is_whole in enumerate(whole) if not is_whole)
-        checked = {one.index for one in self.program.hooks.saved_tensors() if one.is_checked and one.alias is not None}
+        checked = {
+            saved_tensor.index
+            for saved_tensor in self.program.hooks.saved_tensors()
+            if saved_tensor.is_checked and saved_tensor.alias is not None
+        }
         program.checked = tuple(index in checked for index in range(count + len(bases)))
         shown = {
             position for at, (position, is_whole) in enumerate(zip(program.given, whole, strict=False), count)
@@ -791,8 +797,8 @@ def _add_saved(
     first = members[0][1]
     forms = {Geometry.of(tensor) for _, tensor in members}
     if len(forms) == 1:
-        outputs = [one for one in attached if one.untyped_storage() is first.untyped_storage()]
-        base = next((one for one in outputs if Geometry.of(one) in forms), None)
+        outputs = [output for output in attached if output.untyped_storage() is first.untyped_storage()]
+        base = next((output for output in outputs if Geometry.of(output) in forms), None)
         if base is None:  # the memory as it is: a bit says that it is read as conjugate numbers
             base = first.detach().conj() if first.is_conj() else first.detach()
     elif len({form.dtype for form in forms}) == 1 and not any(form.conj for form in forms):
@@ -801,7 +807,7 @@ def _add_saved(
         base = first.detach().as_strided((max(ends) + 1 - begin,), (1,), begin)
     else:
         for form in forms:
-            _add_saved([one for one in members if Geometry.of(one[1]) == form], attached, saved)
+            _add_saved([member for member in members if Geometry.of(member[1]) == form], attached, saved)
         return
     _note_aliases(members, len(saved), base)
     saved.append(base)

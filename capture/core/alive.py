@@ -1,5 +1,5 @@
-"""Objects, weakly held, that several threads read and change at once. A ``WeakSet`` raises where one thread changes it
-while another iterates over it."""
+"""A collection of weakly held objects that several threads read and change at once. A ``WeakSet`` raises if one thread
+changes it while another iterates over it."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class BucketedArgument:
 
     @property
     def root(self) -> str:
-        """The parameter that it is, or is in."""
+        """The name of the parameter that is this tensor or contains it."""
         return self.path.partition(".")[0]
 
 
@@ -90,13 +90,18 @@ class Buckets:
     """A path, ``rtol`` and ``atol`` for it and what is below it; the path ``""`` is for all."""
 
     def tolerance(self, path: str) -> tuple[float, float]:
-        """Of a result or of what the body writes: ``rtol`` and ``atol``, 0 and 0 for the same bits."""
-        fitting = [one for one in self.tolerances if not one[0] or path == one[0] or path.startswith(f"{one[0]}.")]
+        """``rtol`` and ``atol`` for a result, or for a tensor that the body writes; ``(0, 0)`` asks for the same
+        bits."""
+        fitting = [
+            tolerance
+            for tolerance in self.tolerances
+            if not tolerance[0] or path == tolerance[0] or path.startswith(f"{tolerance[0]}.")
+        ]
         return max(fitting, key=lambda one: len(one[0]))[1:] if fitting else (0.0, 0.0)
 
     def num_rungs(self) -> int:
         """How many recordings the ladders ask for."""
-        counts = [_POWERS if one.rungs is None else len(one.rungs) for one in self.symbols]
+        counts = [_POWERS if symbol.rungs is None else len(symbol.rungs) for symbol in self.symbols]
         return min(math.prod(counts), _MOST_RECORDINGS)
 
 
@@ -117,12 +122,12 @@ def buckets_of(options: Mapping[str, Any], check_path: Callable[[str, str], obje
         raise AnnotationError("buckets= cannot go with outputs='borrow': a trimmed output is another tensor")
     symbols: dict[object, int] = {}
     listed: list[Symbol] = []
-    dims = {path: _dims(path, one, symbols, listed, check_path) for path, one in declared.items()}
+    dims = {path: _dims(path, dims_of_path, symbols, listed, check_path) for path, dims_of_path in declared.items()}
     fills = _by_path("fill", options.get("fill", 0), list(dims), _fill)
-    arguments = tuple(BucketedArgument(path, one, fills.get(path, 0)) for path, one in dims.items())
+    arguments = tuple(BucketedArgument(path, dims_of_path, fills.get(path, 0)) for path, dims_of_path in dims.items())
     tolerance = options.get("tolerance", 0.0)
     several = tolerance if isinstance(tolerance, Mapping) else {"": tolerance}
-    tolerances = tuple((path, *_tolerance(path, one)) for path, one in several.items())
+    tolerances = tuple((path, *_tolerance(path, tolerance)) for path, tolerance in several.items())
     return Buckets(tuple(listed), arguments, tolerances)
 
 
@@ -165,7 +170,7 @@ def _ladder(rungs: object, where: str) -> tuple[int, ...] | None:
     for rung in rungs:
         if not isinstance(rung, int) or isinstance(rung, bool) or rung < 1:
             raise AnnotationError(f"{where} takes whole numbers from 1 on, got {rung!r}")
-    if any(rung >= other for rung, other in itertools.pairwise(rungs)):
+    if any(rung >= next_rung for rung, next_rung in itertools.pairwise(rungs)):
         raise AnnotationError(f"{where} takes sizes that ascend, got {tuple(rungs)}")
     return tuple(rungs)
 
@@ -189,7 +194,7 @@ def _tolerance(path: object, given: object) -> tuple[float, float]:
     if not isinstance(path, str):
         raise AnnotationError(f"tolerance= has paths such as 'output' as keys, got {path!r}")
     pair = given if isinstance(given, tuple) else (given, given)
-    if len(pair) == 2 and all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in pair):
+    if len(pair) == 2 and all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in pair):
         rtol, atol = float(pair[0]), float(pair[1])
         if rtol >= 0 and atol >= 0:
             return rtol, atol
@@ -207,8 +212,8 @@ def ladder(sizes: Mapping[int, int], *, rungs: int) -> tuple[int, ...]:
     ordered = sorted(size for size, count in sizes.items() if count > 0)
     if not ordered or ordered[0] < 1 or rungs < 1:
         raise ValueError(f"a ladder is made of sizes from 1 on, and has at least one rung: {dict(sizes)!r}, {rungs!r}")
-    count = [0, *itertools.accumulate(sizes[one] for one in ordered)]
-    total = [0, *itertools.accumulate(one * sizes[one] for one in ordered)]
+    count = [0, *itertools.accumulate(sizes[size] for size in ordered)]
+    total = [0, *itertools.accumulate(size * sizes[size] for size in ordered)]
 
     def padding(begin: int, end: int) -> int:
         """How many entries are added in all, where the sizes from index ``begin`` to ``end`` are padded to the last of

@@ -66,7 +66,7 @@ class Config:
     """Record on the first call, without a watched run before it (the recording itself is watched)."""
 
     def memory_of(self, device_bytes: int) -> float:
-        """Bytes of a device with so many that ``memory_limit`` allows."""
+        """How many bytes ``memory_limit`` allows on a device that has ``device_bytes``."""
         return self.memory_limit * device_bytes if self.memory_limit <= 1 else self.memory_limit
 
 
@@ -222,7 +222,8 @@ def patch(**settings: Unpack[ConfigPatch]) -> Iterator[Config]:
 
 
 put, put_back = _current.set, _current.reset
-"""Settings to be in force in this thread or task from now on; the first gives what the second takes."""
+"""``token = put(settings)`` puts settings in force in this thread or task, and ``put_back(token)`` ends that:
+for objects that are context managers themselves."""
 
 
 @contextmanager

@@ -127,14 +127,14 @@ class Counters:
 
     @classmethod
     def total(cls, parts: Iterable[Counters]) -> Counters:
-        """The sum of several."""
+        """The counters of several functions, added up."""
         found = [part.items() for part in parts]
         return Counters(**{one.name: sum(part[one.name] for part in found) for one in fields(Counters)})
 
 
 @define
 class Timed:
-    """What a timed block may add to its event while it runs."""
+    """Fields of an event that its block may set while it runs."""
 
     detail: str = ""
     nbytes: int = 0

@@ -99,7 +99,8 @@ class Effect:
 
     @property
     def compared(self) -> tuple[str, EffectKind, str]:
-        """What has to be equal in each run; for a tensor, only where it goes."""
+        """The part that has to be equal in each run: path, kind and, for plain values, the value; of a tensor only
+        where it is put."""
         return (self.path, self.kind, self.after if self.kind in ("value", "count", "members") else "")
 
 
@@ -116,12 +117,12 @@ class OutputInfo:
 
     @property
     def compared(self) -> tuple[str, OutputKind, str | None, str | None]:
-        """What has to be equal in each run; ``made`` has the metadata of new tensors."""
+        """The part that has to be equal in each run. The metadata of new tensors are in ``made``."""
         return (self.path, self.kind, self.source, self.value)
 
     @property
     def made(self) -> tuple[str, tuple[int, ...], str] | None:
-        """What kind of tensor the body made."""
+        """Dtype, shape and device of a tensor that the body made; None for other outputs."""
         tensor = self.tensor if self.kind == "fresh" else None
         return (tensor.dtype, tensor.shape, tensor.device.partition(":")[0]) if tensor is not None else None
 
@@ -180,7 +181,7 @@ class Break:
 
 @frozen(kw_only=True)
 class Unkeyed:
-    """What the body took from a tensor that is no part of the key, and that no call is checked for."""
+    """Something about a tensor that the body used, that is no part of the key, and that no guard checks."""
 
     name: str
     """``Tensor._version``, or an operator."""
@@ -348,9 +349,9 @@ class SlowReplay:
     optimizers: tuple[str, ...] = ()
     """Classes whose step runs eagerly in each replay."""
     operators: int = 0
-    """That a replay runs."""
+    """Operators that a replay runs."""
     breaks: int = 0
-    """At which it goes back to Python: values that the host reads, and islands."""
+    """Places where a replay goes back to Python: values that the host reads, and islands."""
 
 
 @frozen(kw_only=True)
@@ -396,7 +397,7 @@ class GivenUp:
     recordings: int
     drops: int
     ms: float
-    """What all of it took."""
+    """Milliseconds that the watched runs and recordings took together."""
     variations: tuple[Variation, ...] = ()
     reads: tuple[HostSync, ...] = ()
     """What the body reads on the host, where nothing varied in the key: state that changed may be of such values."""
@@ -474,16 +475,18 @@ class Facts:
     effects: tuple[Effect, ...] = ()
     host_syncs: tuple[HostSync, ...] = ()
     reads: tuple[str, ...] = ()
-    """What those that are compared gave, in the order of the run: it tells one branch of the body from another."""
+    """The values that compared host reads gave, as text, in the order of the run. They tell one branch of the body from
+    another."""
     islands: tuple[Island, ...] = ()
     breaks: tuple[Break, ...] = ()
     """Where a recording is cut, in the order of the run."""
     unsteady_reads: str | None = None
-    """Why the branches of this body are not recorded any more."""
+    """Why no further branches of this body are recorded; None: they are."""
     host_work: tuple[HostWork, ...] = ()
     unkeyed: tuple[Unkeyed, ...] = ()
     reads_form: bool = True
-    """What the body does or gives may follow from strides that tell no element's place, or from alignments."""
+    """Results may depend on strides of dimensions of size 1, or on how addresses are aligned, so these belong to the
+    key."""
     runners: tuple[PackageRunner, ...] = ()
     collectives: tuple[Collective, ...] = ()
     dissent: Dissent | None = None
@@ -517,13 +520,14 @@ class Facts:
     separate_pools: str | None = None
     """The device's allocator, where it cannot put a pool's state back, so that every recording has its own pool."""
     around: str | None = None
-    """What is around the call that has to see the body's own operators."""
+    """The mode or transform around the call that has to see every operator of the body, so that it cannot be
+    replayed."""
     suspends: str | None = None
-    """What a call of the function gives in the place of a result: a generator, or a coroutine."""
+    """What a call of the function gives instead of a result: a generator, or a coroutine."""
     unseen: tuple[CodeLocation | None, ...] = ()
-    """Lines near which kernels were launched that no operator told of."""
+    """Lines near which kernels were launched that belong to no operator of torch."""
     refused: str | None = None
-    """Why the engine gave a recording run up."""
+    """Why the engine stopped a recording."""
     backend_missing: str | None = None
     """Device type no backend exists for, if any."""
     num_ops: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 
-# in C: what is around it makes enumerations, which takes 30 times as long. Type checkers do not know the module
+# the C module: Python's ``signal`` wraps each result in an enumeration, which takes 30 times as long
 from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
 from typing import Any
 
@@ -18,8 +18,8 @@ def is_interrupt(error: BaseException) -> bool:
     if not isinstance(error, Exception):
         return True
     at = error.__traceback__
-    set_by_python = (one for number in _SIGNALS if callable(one := _handler_of(number)))
-    handlers = {_code_of(one) for one in set_by_python} - {None}
+    set_by_python = (handler for number in _SIGNALS if callable(handler := _handler_of(number)))
+    handlers = {_code_of(handler) for handler in set_by_python} - {None}
     while handlers and at is not None:
         if at.tb_frame.f_code in handlers:
             return True

@@ -18,19 +18,19 @@ class Schedule:
     longest: tuple[str, ...]
     """Names of the operators on one longest path, in order."""
     chosen: str = ""
-    """What replays run by, where another order was looked for: ``recorded``, one after another as recorded, or ``by
-    data``; ``undecided`` until both were timed. A text after a colon says why there is no choice."""
+    """The order in which replays run: ``recorded``, one after another as captured, or ``by data``; ``undecided`` until
+    both were timed; empty if no other order was looked for. A text after a colon says why there is no choice."""
     chain_ms: float | None = None
     """Milliseconds of a replay on the device, as recorded. None where it was not timed."""
     by_data_ms: float | None = None
-    """And with the dependencies of the data alone."""
+    """Milliseconds of a replay with the dependencies of the data alone. None where it was not timed."""
 
     def text(self) -> str:
         """One line: ``"by data: longest path 12 of 97 kernels, at most 8 at once, 0.042 ms instead of 0.101"``."""
         if not self.widths:
             return self.chosen
-        found = f"longest path {len(self.widths)} of {sum(self.widths)} kernels, at most {max(self.widths)} at once"
+        shape = f"longest path {len(self.widths)} of {sum(self.widths)} kernels, at most {max(self.widths)} at once"
         if self.chain_ms is None or self.by_data_ms is None:
-            return f"{self.chosen}; {found}"
+            return f"{self.chosen}; {shape}"
         both = (self.by_data_ms, self.chain_ms) if self.chosen == "by data" else (self.chain_ms, self.by_data_ms)
-        return f"{self.chosen}: {found}, {both[0]:.3f} ms instead of {both[1]:.3f}"
+        return f"{self.chosen}: {shape}, {both[0]:.3f} ms instead of {both[1]:.3f}"

@@ -20,7 +20,7 @@ _WORDS = {"observe": "watching the first call of", "record": "recording"}
 
 _current: _Line | None = None
 _shown_otherwise = False
-"""The progress bar of a warm-up is on the terminal."""
+"""A warm-up's progress bar is on the terminal, so no line is written."""
 
 
 class _Line:

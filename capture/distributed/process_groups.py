@@ -25,7 +25,7 @@ def num_worlds() -> int:
 
 def note_user(node: Node, facts: Facts) -> None:
     """A recording that communicates ends with the first of its groups."""
-    node.groups = frozenset([one.group for one in facts.collectives])
+    node.groups = frozenset([collective.group for collective in facts.collectives])
     if node.groups:
         watch_group_ends()
         _users.add(node)

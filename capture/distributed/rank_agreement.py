@@ -160,7 +160,7 @@ def agreed(
         return facts
     objection = _against(entry, compile_plan(captured.annotation, facts), failure)
     made.answer(_RECORD if objection is None else f"{_EAGER}{objection}")
-    groups = {one.group for one in facts.collectives if one.all_wait and one.group}
+    groups = {collective.group for collective in facts.collectives if collective.all_wait and collective.group}
     if objection is not None or not groups:
         return facts
     if executed and any(not device.startswith(("cpu", "meta")) for device in facts.devices):

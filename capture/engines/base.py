@@ -94,13 +94,13 @@ def views_of(first: torch.Tensor, geometries: Sequence[Geometry]) -> list[torch.
 
 def on_storage(storage: torch.UntypedStorage, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors like these on another storage, sharing a version counter."""
-    one = like[0]
-    first = torch.empty(0, dtype=one.dtype, device=one.device)
+    model = like[0]
+    first = torch.empty(0, dtype=model.dtype, device=model.device)
     first = first.set_(
-        storage, one.storage_offset(), one.shape, one.stride()
+        storage, model.storage_offset(), model.shape, model.stride()
     ).data  # with the version of a tensor that nobody wrote yet
-    others = views_of(first, [Geometry.of(other) for other in like[1:]])
-    return [first.conj() if one.is_conj() else first, *others]
+    others = views_of(first, [Geometry.of(tensor) for tensor in like[1:]])
+    return [first.conj() if model.is_conj() else first, *others]
 
 
 @frozen(kw_only=True)

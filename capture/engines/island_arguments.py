@@ -16,11 +16,11 @@ def template_of(value: Any, stand_in: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, torch.Tensor):
         return stand_in(value)
     if type(value) is dict:
-        return {key: template_of(one, stand_in) for key, one in value.items()}
+        return {key: template_of(member, stand_in) for key, member in value.items()}
     if pytree.is_namedtuple(type(value)):
-        return type(value)(*[template_of(one, stand_in) for one in value])
+        return type(value)(*[template_of(member, stand_in) for member in value])
     if type(value) in (tuple, list):
-        return type(value)([template_of(one, stand_in) for one in value])
+        return type(value)([template_of(member, stand_in) for member in value])
     return value if type(value) in pytree.PLAIN_TYPES else weakref.ref(value)
 
 
@@ -31,9 +31,9 @@ def filled(template: Any, kind: type, tensor_of: Callable[[Any], torch.Tensor]) 
     if isinstance(template, weakref.ref):
         return template()
     if type(template) is dict:
-        return {key: filled(one, kind, tensor_of) for key, one in template.items()}
+        return {key: filled(member, kind, tensor_of) for key, member in template.items()}
     if pytree.is_namedtuple(type(template)):
-        return type(template)(*[filled(one, kind, tensor_of) for one in template])
+        return type(template)(*[filled(member, kind, tensor_of) for member in template])
     if type(template) in (tuple, list):
-        return type(template)([filled(one, kind, tensor_of) for one in template])
+        return type(template)([filled(member, kind, tensor_of) for member in template])
     return template

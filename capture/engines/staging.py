@@ -90,7 +90,7 @@ class Staging:
 
     def storages(self) -> list[torch.UntypedStorage]:
         """Storages of all buffers."""
-        return [one.tensor.untyped_storage() for one in self.singles] + [group.storage for group in self.groups]
+        return [single.tensor.untyped_storage() for single in self.singles] + [group.storage for group in self.groups]
 
     def ask_for_gradients(self, leaves: Sequence[Any]) -> None:
         """The body may run backward passes of its own: what stands in for an argument needs gradients as that does.

@@ -70,14 +70,14 @@ _known: weakref.WeakValueDictionary[tuple[int, Places], Any] = weakref.WeakValue
 
 def places_of(storages: Iterable[torch.UntypedStorage]) -> Places:
     """Address and bytes of each."""
-    return tuple([(one.data_ptr(), one.nbytes()) for one in storages])
+    return tuple([(storage.data_ptr(), storage.nbytes()) for storage in storages])
 
 
 def kept_memory(
     pool: Overlays, storages: Sequence[torch.UntypedStorage], latest: KeptMemory | None
 ) -> KeptMemory | None:  # fmt: skip
     """For these storages; ``latest``, what a recording had before, where it still fits. None where there are none."""
-    there = [one for one in storages if one.nbytes()]
+    there = [storage for storage in storages if storage.nbytes()]
     places = places_of(there)
     if not there or (latest is not None and latest.addresses == places):
         return latest if there else None
@@ -115,13 +115,13 @@ class Undo:
             memory.keep()
             self._whole = memory
         else:
-            known = {address for address, _ in self._whole.addresses} if self._whole is not None else set()
+            whole = {address for address, _ in self._whole.addresses} if self._whole is not None else set()
             for storage in storages:
                 address = storage.data_ptr()
-                if address not in self._contents and address not in known and storage.nbytes():
+                if address not in self._contents and address not in whole and storage.nbytes():
                     self._contents[address] = storage, storage.clone()
         drawn = {id(generator) for generator, _ in self._states}
-        self._states += [(one, one.get_state()) for one in generators if id(one) not in drawn]
+        self._states += [(generator, generator.get_state()) for generator in generators if id(generator) not in drawn]
 
     def keep_only(self, addresses: Set[int]) -> None:
         """The storages elsewhere were not written."""

@@ -23,25 +23,25 @@ from capture.key.pytree import PLAIN_TYPES
 
 _GETTER = re.compile(r"_?(get|is)_?[a-z]\w*")
 Asked = tuple[str, Callable[[], object], object]
-"""What is read, how, and what that gives now."""
+"""A path for messages, a function that reads the setting, and the value that it gives now."""
 
 
 @frozen
 class _Settings:
-    """What one package does as it is told to beforehand."""
+    """A package whose functions follow settings that were made earlier."""
 
     path: str
     package: str
     read: Callable[[], object]
     names: Collection[str] = ()
-    """Users' code mentions one of them; none: whatever it does with the package."""
+    """The settings are read if users' code mentions one of these names; empty: if it uses the package at all."""
     has_objects: bool = False
     """Operations of the package's objects follow the settings, too."""
 
 
 def _of_decimal() -> object:
     context = sys.modules["decimal"].getcontext()
-    traps = tuple([bool(context.traps[one]) for one in context.traps])
+    traps = tuple([bool(context.traps[trap]) for trap in context.traps])
     return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps
 
 
@@ -72,8 +72,8 @@ _TABLE = (
 
 
 def asked_of_packages(names: Names, kinds: Iterable[type], functions: Iterable[Any]) -> Iterator[Asked]:
-    """What code that mentions ``names`` may have been told. ``kinds``: classes of objects that it reaches;
-    ``functions``: those in C that it does."""
+    """Settings that code which mentions ``names`` can have depended on. ``kinds``: classes of the objects that it
+    reaches; ``functions``: functions in C that it reaches."""
     mentioned = names.of_packages(())
     for function in functions:
         yield from _asked(function)
@@ -94,7 +94,7 @@ def asked_of_packages(names: Names, kinds: Iterable[type], functions: Iterable[A
 
 
 def is_getter(function: Any) -> bool:
-    """A function in C of the standard library that may tell of a setting."""
+    """A function in C of the standard library that may give a setting, such as ``sys.getrecursionlimit``."""
     module = getattr(function.__self__, "__name__", None) or function.__module__
     return _GETTER.fullmatch(function.__name__) is not None and package_of(module) in sys.stdlib_module_names
 
@@ -102,7 +102,7 @@ def is_getter(function: Any) -> bool:
 def _asked(function: Any) -> Iterator[Asked]:
     try:
         value = function()
-    except Exception:  # noqa: BLE001 - it takes something
+    except Exception:  # noqa: BLE001 - it needs arguments, so it is no getter
         return
     if all(type(one) in PLAIN_TYPES for one in (value if type(value) is tuple else (value,))):
         yield f"{function.__module__}.{function.__name__}()", function, value

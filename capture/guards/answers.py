@@ -67,7 +67,7 @@ def _never() -> bool:
 
 
 class SameAnswers:
-    """Each of some objects answers as it did."""
+    """A guard's function: each of these objects gives the same answer as when this was made."""
 
     __slots__ = ("_answers", "_asked", "_read")
 

@@ -40,14 +40,14 @@ def named_guards(value: Any, named: NamedSource) -> list[Guard] | None:
 
 def _guards_on(value: Any, source: Source) -> list[Guard] | None:
     kind = type(value)
-    if kind in SAME or (kind is tuple and all(type(one) in SAME for one in value)):
+    if kind in SAME or (kind is tuple and all(type(member) in SAME for member in value)):
         return [Guard("value", source, value)]
     if kind in (list, dict):
         guards = [Guard("value", source, value)]
         if len(value) > SMALL:  # the key has its identity
             return guards
         members = tuple(value.values() if kind is dict else value)
-        if not all(type(one) in SAME for one in (*value, *members)):
+        if not all(type(member) in SAME for member in (*value, *members)):
             return None
         kinds = (None,) * len(members)
         expected = (tuple(value), members, kinds) if kind is dict else (members, kinds)

@@ -35,7 +35,7 @@ _FLAGS = {
 """How many bits of its argument, the lowest ones, tell an operation something else than a name."""
 OF_ALL_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__class__", "__annotations__"})
 _IN_ITS_DICT = frozenset({"__doc__", "__module__", "__annotations__"})
-"""Those of them that a class keeps under its own names, where code asks for them."""
+"""Of these, what a class keeps in its own ``__dict__``, where code asks for it."""
 _OF_DEFINITIONS = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__", "__subclasses__"})
 """What C code keeps of a function or class."""
 _FORMATTING = frozenset({"format", "format_map"})
@@ -104,12 +104,14 @@ class Uses:
 def uses_of(code: types.CodeType) -> Uses:
     """What the code mentions; of the code in it that a function of its own runs, only the names of globals."""
     mentioned = _looked_up(code)
-    texts = {one for one in code.co_consts if type(one) is str and one.isidentifier()}
+    texts = {constant for constant in code.co_consts if type(constant) is str and constant.isidentifier()}
     for constant in code.co_consts:
         if type(constant) is tuple:  # names of keyword arguments, and tuples of names
             texts.update(part for part in constant if type(part) is str and part.isidentifier())
     if not mentioned.isdisjoint(_FORMATTING):  # ``"{0.name}".format(x)``
-        texts.update(name for one in code.co_consts if type(one) is str for name in _IN_FORMATS.findall(one))
+        texts.update(
+            name for constant in code.co_consts if type(constant) is str for name in _IN_FORMATS.findall(constant)
+        )
     asks = bool(mentioned & ASKING)
     scope = globals_in(code) if code.co_flags & 1 else code.co_names  # a module or class looks up all its names
     matches = _MATCH_CLASS in code.co_code[::2]
@@ -122,14 +124,14 @@ def uses_of(code: types.CodeType) -> Uses:
 def _imported(code: types.CodeType) -> tuple[tuple[str, int], ...]:
     if _IMPORT_NAME not in code.co_code[::2]:
         return ()
-    before, found = list[dis.Instruction](), []
+    before, modules = list[dis.Instruction](), []
     for instruction in dis.get_instructions(code):
         if instruction.opcode == _IMPORT_NAME:
             level = before[-2].argval if len(before) > 1 and type(before[-2].argval) is int else 0
-            found.append((str(instruction.argval), level))
+            modules.append((str(instruction.argval), level))
         if instruction.opname not in ("EXTENDED_ARG", "CACHE"):
             before = [*before[-1:], instruction]
-    return tuple(found)
+    return tuple(modules)
 
 
 def _looked_up(code: types.CodeType) -> set[str]:
@@ -173,7 +175,7 @@ class Names:
     run changed, so it has to begin with the same values."""
     codes: set[types.CodeType] = field(factory=set)
     places: set[tuple[str, int]] = field(factory=set)
-    """Those of ``codes``."""
+    """File and line of each of ``codes``."""
     asked: set[str] = field(factory=set)
     """Names that users' code asks for where they may be absent."""
     imported: set[str] = field(factory=set)

@@ -34,7 +34,7 @@ def open_function(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
     if not is_library(package) or not own_names.isdisjoint(value.__dict__):
         _attributes_of_function(walk, value)
     if not is_library(package):
-        walk.note_told(value)
+        walk.note_definition(value)
         if "__annotations__" in walk.names.of_definitions:
             walk.enter_value(value.__annotations__, f"{value.__qualname__}.__annotations__")
     if value.__code__ not in walk.names.codes:
@@ -69,7 +69,7 @@ def _has_run_compiled(walk: ReadWalk, value: types.FunctionType) -> bool:
     if value.__dict__.get(_DISABLED):
         return False
     codes = [getattr(one, "__code__", None) for one in and_wrapped(value.__dict__[_COMPILED])]
-    known = [place_of(one) for one in codes if type(one) is types.CodeType]
+    known = [place_of(code) for code in codes if type(code) is types.CodeType]
     return walk.is_static or not known or not walk.names.places.isdisjoint(known)
 
 
@@ -97,15 +97,15 @@ def open_class(walk: ReadWalk, kind: type, _: str) -> None:
         wanted |= frozenset(kind.__dict__) - OF_ALL_CLASSES
         walk.found.guards.append(Guard("length", itself(kind.__dict__, kind.__qualname__), len(kind.__dict__)))
     if walk.names.matches:
-        walk.more_names.update(one for one in kind.__dict__.get("__match_args__", ()) if type(one) is str)
+        walk.more_names.update(name for name in kind.__dict__.get("__match_args__", ()) if type(name) is str)
     if not is_library(package_of(module)):
-        walk.note_told(kind)
+        walk.note_definition(kind)
         if "__subclasses__" in walk.names.of_definitions:
             below: list[type] = type.__subclasses__(kind)
-            for one in below:
-                walk.enter(one, one.__qualname__)
+            for subclass in below:
+                walk.enter(subclass, subclass.__qualname__)
     if kind.__dict__.get("_is_protocol") is True:  # ``isinstance`` looks for its members
-        walk.more_names.update(one for one in {*kind.__dict__, *_annotated(kind)} if one[:1] != "_")
+        walk.more_names.update(subclass for subclass in {*kind.__dict__, *_annotated(kind)} if subclass[:1] != "_")
     walk.classes.append(kind)
     wanted -= walk.always_set(id(kind))
     names, kept, kinds = walk.columns(id(kind), kind.__dict__, wanted, kind.__qualname__, kind)
@@ -136,7 +136,7 @@ def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
     if is_library(package):
         names = {name for name in wanted if name in namespace} | (walk.names.asked - namespace.keys())
         walk.guard_members(
-            namespace, sorted(names), prefix, lambda name, one: name in users and opens_of_library(name, one)
+            namespace, sorted(names), prefix, lambda name, value: name in users and opens_of_library(name, value)
         )
         for name in names & users:
             if type(namespace.get(name)) is types.BuiltinFunctionType:
@@ -156,7 +156,7 @@ def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
 def _given_by_class(walk: ReadWalk, module: types.ModuleType, wanted: Iterable[str], prefix: str) -> None:
     """Values of names that a module does not have itself, while its class or a module behind it does, as for torch's
     modules of switches. None for a module that makes a value when it is asked, such as ``torch.ops``."""
-    behind = [vars(one) for one in vars(module).values() if type(one) is types.ModuleType]
+    behind = [vars(value) for value in vars(module).values() if type(value) is types.ModuleType]
     class_names = set().union(*map(vars, type(module).__mro__[:-2]), *behind)
     for name in sorted(class_names.intersection(wanted)):
         value = MISSING if name[:2] == "__" else getattr(module, name, MISSING)

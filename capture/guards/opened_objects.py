@@ -82,7 +82,7 @@ def _sequence(walk: ReadWalk, value: Any, path: str) -> None:
     before = walk.rebuilt.get(id(value))
     if id(value) in walk.rebuilt and before is None:
         return
-    plain = next(one for one in SEQUENCES if issubclass(type(value), one))
+    plain = next(plain_class for plain_class in SEQUENCES if issubclass(type(value), plain_class))
     members = tuple(plain.__iter__(value)) if before is None else before.before
     expected = [walk.expect(item_key(value, at), member, f"{path}[{at}]") for at, member in enumerate(members)]
     kept, kinds = tuple([member for member, _ in expected]), tuple([kind for _, kind in expected])

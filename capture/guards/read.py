@@ -28,7 +28,8 @@ class Counted:
 
 @frozen
 class Replaced:
-    """The value of a place into which the body puts a new object in every call. It is guarded where it was read."""
+    """Stands for the value of a place into which the body puts a new object in every call. What the body read there has
+    guards where it was read."""
 
     before: Any
 
@@ -107,7 +108,7 @@ class Places:
     _guards: Callable[[Sequence[Any]], int] | None = None
 
     def tell_apart(self, named: NamedKey) -> list[str]:
-        """See ``Place.tell_apart``. Most often no value is another one, which the C module finds out fast."""
+        """``Place.tell_apart`` for all places. Mostly no value has changed, which the C module finds out fast."""
         if self._guards is None:
             self._guards = native.Guards(tuple([one.guard for one in self.all]))
         if self._guards(()) == OK:
@@ -143,15 +144,23 @@ class Read:
 
 
 class OtherTensors:
-    """Tensors that no operator read have the metadata that they had, which Python code may look at."""
+    """A guard's function: tensors that no operator read still have the metadata that Python code may have looked at."""
 
     __slots__ = ("_same", "kinds")
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._same = capabilities.metadata_check(tensors)
         self.kinds = [
-            (type(one), one.dtype, one.shape, one.stride(), one.device, one.requires_grad, one.is_inference())
-            for one in tensors
+            (
+                type(tensor),
+                tensor.dtype,
+                tensor.shape,
+                tensor.stride(),
+                tensor.device,
+                tensor.requires_grad,
+                tensor.is_inference(),
+            )
+            for tensor in tensors
         ]
 
     def __call__(self) -> bool:

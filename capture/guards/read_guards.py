@@ -55,7 +55,7 @@ def _read_by(
     """Code of compiled parts does not run as it is written. Once a compiled part is found, all functions that are
     reached count as if they had run."""
     ran, is_static, more, body = run, False, set[str](), call.function
-    groups = {id(one) for one in call.optimizers.groups_of_islands()}
+    groups = {id(group) for group in call.optimizers.groups_of_islands()}
     if isinstance(body, types.FunctionType):  # of a graph module's piece it is a function of ours, which is not noted
         run.add_function(body)
     for function in call.unseen_functions():
@@ -90,8 +90,8 @@ def starts_of(call: Call) -> list[tuple[Any, str]]:
     """The receiver, and objects among the arguments that are the same in each call with the key. Opened arguments are
     other objects in each call: of them the classes."""
     named = [] if call.receiver is None else [(call.receiver, "self")]
-    opened = [one for _, one in call.containers() if is_object(type(one))]
-    others = {id(one) for one in opened}
+    opened = [value for _, value in call.containers() if is_object(type(value))]
+    others = {id(value) for value in opened}
     for path, leaf in call.all_leaves():
         if not isinstance(leaf, torch.Tensor) and id(referent(leaf)) not in others:
             named.append((leaf, path))
@@ -112,7 +112,7 @@ def _is_about(guard: Guard, change: Change) -> bool:
     ids = {id(place), id(place if change.container else dict_of(place))} - {id(None)}
     holder, name = guard.source.holder, change.source.name
     if guard.kind == "empty":
-        return any(id(one) in ids for one in holder)
+        return any(id(holder_of_part) in ids for holder_of_part in holder)
     if guard.kind in _OF_MANY or id(holder) not in ids:
         return False
     if change.container or guard.kind in ("table", "sequence"):
@@ -120,7 +120,7 @@ def _is_about(guard: Guard, change: Change) -> bool:
     if guard.kind == "length":
         return change.before is MISSING or change.after is MISSING
     if guard.kind in ("members", "names"):
-        there = [one[0] for one in guard.expected[1]] if guard.kind == "members" else guard.expected[1]
+        there = [item[0] for item in guard.expected[1]] if guard.kind == "members" else guard.expected[1]
         return name in guard.expected[0] or name in there
     return bool(guard.source.name == name)
 

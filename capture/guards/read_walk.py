@@ -96,7 +96,7 @@ class ReadWalk:
     by_name: Collection[int] = ()
     """``id`` of dicts that are guarded only at keys that the code mentions."""
     more_names: set[str] = field(factory=set)
-    """What objects such as ``operator.attrgetter`` look up."""
+    """Names that objects such as ``operator.attrgetter`` look up."""
     found: Read = field(factory=Read)
     _changed_in: dict[int, dict[Any, Any]] = field(factory=dict)
     seen: set[int] = field(factory=set)
@@ -112,15 +112,16 @@ class ReadWalk:
     _other_tensors: dict[int, torch.Tensor] = field(factory=dict)
     _answering: dict[int, torch.Tensor] = field(factory=dict)
     """Tensors that code may ask for what no operator reads."""
-    _told: dict[tuple[str, bool], list[Any]] = field(factory=dict)
-    """Classes (True) and functions, by an attribute that C code keeps of them and users' code asks for."""
+    _definitions: dict[tuple[str, bool], list[Any]] = field(factory=dict)
+    """Functions (False) and classes (True), by the name of an attribute that C code keeps of them and users' code asks
+    for, such as ``__name__``."""
     builtins: set[str] = field(factory=set)
     """Names of C functions that were found as values."""
     _getters: dict[int, Any] = field(factory=dict)
     """Functions in C that may tell of a setting, by ``id``."""
 
     def note_in_c(self, function: types.BuiltinFunctionType) -> None:
-        """Users' code may call a function in C that is no method of an object."""
+        """Note a function in C, not a method, that users' code may call: it may be a getter of a setting."""
         self.builtins.add(function.__name__)
         if is_getter(function):
             self._getters[id(function)] = function
@@ -169,17 +170,17 @@ class ReadWalk:
             met.add(id(module))
             members = sorted(users.intersection(vars(module)))
             self.guard_members(vars(module), members, f"{module.__name__}.", opens_no_module)
-            held = [one for one in map(vars(module).get, members) if isinstance(one, types.ModuleType)]
-            queue += [one for one in held if package_of(one.__name__) == package_of(module.__name__)]
+            held = [value for value in map(vars(module).get, members) if isinstance(value, types.ModuleType)]
+            queue += [value for value in held if package_of(value.__name__) == package_of(module.__name__)]
 
     def _added_to_tensors(self) -> None:
         """Methods and the like of the class of all tensors, by the names that code mentions, and that syntax looks up.
         Those that others than torch put there are gone into."""
         wanted = self.names.of_packages(()) | SPECIAL
-        there = {name: one for name, one in vars(torch.Tensor).items() if name in wanted}
-        for name, one in there.items():
-            if not is_library(_maker(one)):
-                self.enter(one, f"Tensor.{name}")
+        there = {name: value for name, value in vars(torch.Tensor).items() if name in wanted}
+        for name, value in there.items():
+            if not is_library(_maker(value)):
+                self.enter(value, f"Tensor.{name}")
         kinds = (None,) * len(there)
         source = itself(torch.Tensor, "torch.Tensor")
         self.add(Guard("names", source, (wanted, tuple(there), tuple(there.values()), kinds)), lambda: torch.Tensor)
@@ -189,7 +190,12 @@ class ReadWalk:
         if package_of(scope.get("__name__")) in CLOSED and prefix != "builtins.":
             return
         if prefix == "builtins.":
-            wanted = {name for other, names in self.names.scopes.values() for name in names if name not in other}
+            wanted = {
+                name
+                for scope_of_name, names in self.names.scopes.values()
+                for name in names
+                if name not in scope_of_name
+            }
         else:
             wanted = self.names.scopes[id(scope)][1]
         is_theirs = is_library(package_of(scope.get("__name__")))
@@ -231,21 +237,27 @@ class ReadWalk:
 
     def _finish(self) -> None:
         guards = self.found.guards
-        dicts, others = ([one for one in self.empty if isinstance(one, dict) is are] for are in (True, False))
+        dicts, others = (
+            [container for container in self.empty if isinstance(container, dict) is are] for are in (True, False)
+        )
         for several in (dicts, others):  # one guard for all of them is checked fastest; dicts share one version
             if several:
                 guards.append(Guard("empty", itself(tuple(several), "what was empty")))
         if self.functions:
             functions = tuple(self.functions)
-            parts = [part for one in functions for part in (one.__code__, one.__defaults__, one.__kwdefaults__)]
+            parts = [
+                part
+                for function in functions
+                for part in (function.__code__, function.__defaults__, function.__kwdefaults__)
+            ]
             guards.append(Guard("functions", itself(functions, "code and defaults"), tuple(parts)))
         if self.classes:
             guards.append(
                 Guard("bases", itself(tuple(self.classes), "bases"), tuple([o.__mro__ for o in self.classes]))
             )
         if self._objects:
-            objects = tuple([_weakly(one) for one, _ in self._objects])
-            kinds, owns = tuple([type(one) for one, _ in self._objects]), tuple([own for _, own in self._objects])
+            objects = tuple([_weakly(value) for value, _ in self._objects])
+            kinds, owns = tuple([type(value) for value, _ in self._objects]), tuple([own for _, own in self._objects])
             guards.append(Guard("classes", itself(objects, "classes"), (kinds, owns)))
         if id(vars(abc)) in self.names.scopes:  # an abstract class was asked: C code keeps what is registered with it
             read = abc.get_cache_token
@@ -261,23 +273,25 @@ class ReadWalk:
             guards.append(Guard("value", Source("call", same, None, "tensors that no operator read"), True))
         for path, read in self._answers():
             guards.append(Guard("value", Source("call", read, None, path), True))
-        closed = {id(one) for one in self.kept if issubclass(type(one), (types.FunctionType, types.ModuleType, type))}
+        closed = {
+            id(value) for value in self.kept if issubclass(type(value), (types.FunctionType, types.ModuleType, type))
+        }
         self.found.opened = frozenset(self.seen - closed)
 
     def note_class(self, value: Any) -> None:
-        """The object may get another class, whose attributes code then finds."""
+        """Note an object that may get another class, so that code would find other attributes."""
         self._objects.append((value, None))
         for base in type(value).__mro__[:-1]:
             self.enter(base, base.__qualname__)
 
-    def note_told(self, value: Any) -> None:
-        """A function or class of users, which code may ask for what C code keeps of it, such as its name."""
+    def note_definition(self, value: Any) -> None:
+        """Note a function or class of users: code may ask for attributes of it that C code keeps, such as its name."""
         for name in self.names.of_definitions:
-            self._told.setdefault((name, isinstance(value, type)), []).append(value)
+            self._definitions.setdefault((name, isinstance(value, type)), []).append(value)
 
     def _answers(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """What functions, classes and tensors tell of themselves, all of one kind in one guard."""
-        for (name, of_classes), asked in self._told.items():
+        for (name, of_classes), asked in self._definitions.items():
             if (same := same_answers(asked, name, is_class=of_classes)) is not None:
                 yield f"{name} of {'classes' if of_classes else 'functions'}", same
         for name in sorted(self.names.of_tensors):
@@ -348,7 +362,7 @@ class ReadWalk:
         return True
 
     def _has_own_guard(self, value: Any) -> bool:
-        """It is in ``tensors``, which has generators, too."""
+        """It has a guard of its own: it is one of ``tensors``, which include generators."""
         if issubclass(type(value), _WITH_GUARDS):
             self.found.tensors.add(id(value))
         return id(value) in self.tensors

@@ -45,7 +45,7 @@ ASKS_WHO = frozenset({"id", "hash"})
 _HASHING = frozenset({torch.Tensor.__hash__.__code__})
 """Code that asks for a dict or a set, which is looked at itself."""
 Check = Callable[[Sequence[Any]], int]
-"""Gives the verdict for a call on these leaves."""
+"""The function that a replay asks: from the call's leaves to a verdict (``guard.OK`` and the others)."""
 
 
 def nothing_to_check(_: Sequence[Any]) -> int:
@@ -92,7 +92,7 @@ class RecordingGuard:
     copied: tuple[tuple[int, int], ...] = ()
     """Position and bytes of the copied arguments that must not share memory with ``watched``."""
     watched: frozenset[str] = frozenset()
-    """Paths of static tensors."""
+    """Paths of the static tensors that these must not share memory with."""
     written: frozenset[str] = frozenset()
     """Paths that the body writes, arguments and static tensors."""
     shared: set[str] = field(factory=set)
@@ -104,7 +104,7 @@ class RecordingGuard:
     opened: frozenset[int] = frozenset()
     """``id`` of objects that guards expect, and whose own state is in guards, too."""
     ran: frozenset[types.CodeType] = frozenset()
-    """The code that it ran."""
+    """Code objects that ran in the recorded run."""
     starts: tuple[int, ...] = ()
     """``id`` of the receiver and of objects among the arguments."""
     is_its_own: bool = False
@@ -119,7 +119,7 @@ class RecordingGuard:
     def guards(self) -> tuple[Guard, ...]:
         """All guards as they are now, in the order in which they are checked."""
         identities = [guard for owner in self.owners for guard in owner.guards()]
-        return (*self.structure, *identities, *[one.guard() for one in self.arguments], *self._apart())
+        return (*self.structure, *identities, *[argument.guard() for argument in self.arguments], *self._apart())
 
     def _apart(self) -> tuple[Guard, ...]:
         return tuple([
@@ -132,7 +132,7 @@ class RecordingGuard:
         tensors = []
         for owner in self.owners:
             first, *others = [source.get() for source in owner.sources]
-            if not isinstance(first, torch.Tensor) or any(one is not first for one in others):
+            if not isinstance(first, torch.Tensor) or any(tensor is not first for tensor in others):
                 return None
             tensors.append(first)
         return tensors
@@ -151,7 +151,7 @@ class RecordingGuard:
             return True
         if self.keys is None:
             self.keys = frozenset([id(one) for guard in self.structure for one in _keys_in(guard)])
-        return any(id(one) in self.keys for one in tensors)
+        return any(id(tensor) in self.keys for tensor in tensors)
 
     def settle(self, leaves: Sequence[Any]) -> None:
         """Accept the tensors as they are now."""
@@ -196,10 +196,10 @@ class RecordingGuard:
     def leave_out(self, paths: Set[str], leaves: Sequence[Any]) -> None:
         """These static arguments are, from now on, read where each call has them, or copied where the graph cannot be
         pointed there."""
-        left = [one for one in self.arguments if one.path in paths]
-        self.arguments = [one for one in self.arguments if one not in left]
-        copied = [*self.copied, *((one.position, span_bytes(leaves[one.position])) for one in left)]
-        self.watch(copied, {one.path for one in self.owners} | {one.path for one in self.arguments})
+        left = [argument for argument in self.arguments if argument.path in paths]
+        self.arguments = [argument for argument in self.arguments if argument not in left]
+        copied = [*self.copied, *((argument.position, span_bytes(leaves[argument.position])) for argument in left)]
+        self.watch(copied, {owner.path for owner in self.owners} | {argument.path for argument in self.arguments})
         self._note_ranges(leaves)
         self._make_check()
 
@@ -207,15 +207,15 @@ class RecordingGuard:
         """Where the tensors lie that copied arguments must not share memory with."""
         if self.copied:
             static = [owner.tensor for owner in self.owners if owner.path in self.watched]
-            static += [leaves[one.position] for one in self.arguments if one.path in self.watched]
+            static += [leaves[argument.position] for argument in self.arguments if argument.path in self.watched]
             self.pieces = pieces_of(*merged(sorted(map(range_of, static))))
 
     def copy(self, copied: tuple[tuple[int, int], ...]) -> RecordingGuard:
         """The same guards on the same tensors, to follow them on its own; ``copied`` as in this class."""
         made = RecordingGuard(
             structure=self.structure,
-            owners=[StaticOwner(one.path, one.sources, one.tensor, one.address) for one in self.owners],
-            arguments=[StaticArgument(one.position, one.path, one.address) for one in self.arguments],
+            owners=[StaticOwner(owner.path, owner.sources, owner.tensor, owner.address) for owner in self.owners],
+            arguments=[StaticArgument(static.position, static.path, static.address) for static in self.arguments],
             kinds=self.kinds, copied=copied, watched=self.watched, written=self.written, places=self.places,
             opened=self.opened, ran=self.ran, starts=self.starts, pieces=self.pieces, tensors=self.tensors,
         )  # fmt: skip
@@ -226,9 +226,11 @@ class RecordingGuard:
 
 def _as_they_are(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
     """Makes a check that tensors are where they are now, with the same metadata. Plain tensors are compared in C."""
-    if all(type(one) in TENSOR_TYPES and one.layout is torch.strided and not one.is_nested for one in tensors):
-        found: Callable[[], bool] = static_tensors(tensors)
-        return found
+    if all(
+        type(tensor) in TENSOR_TYPES and tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors
+    ):
+        check: Callable[[], bool] = static_tensors(tensors)
+        return check
     addresses, metadata = capabilities.address_check(tensors), capabilities.metadata_check(tensors)
     return lambda: addresses() and metadata()
 
@@ -257,11 +259,13 @@ def make_recording_guard(
     before, leaves = watched.before, call.leaves
     implicit = [*described.implicit, *described.guarded]
     replaced = {effect.change.source.path for effect in described.effects} | before.rebuilt
-    written = frozenset(one.path for one in described.facts.placeholders if one.mutation is not None)
+    written = frozenset(
+        placeholder.path for placeholder in described.facts.placeholders if placeholder.mutation is not None
+    )
     paths_of = [path for path, _ in call.paths()]
     static_arguments = [(at, paths_of[at], leaves[at]) for at in static if isinstance(leaves[at], torch.Tensor)]
-    paths = {one.path for one in implicit} | {path for _, path, _ in static_arguments}
-    starts = tuple([id(one) for one, _ in starts_of(call)])
+    paths = {input_.path for input_ in implicit} | {path for _, path, _ in static_arguments}
+    starts = tuple([id(start) for start, _ in starts_of(call)])
     guard = RecordingGuard(ran=frozenset(ran.codes), starts=starts, written=written)
     guard.watch([(position, span_bytes(leaves[position])) for position in copied], paths)
     if (
@@ -286,7 +290,9 @@ def make_recording_guard(
     held = [
         _Held(_add_place(guard, before, before.sources[path][0], replaced, seen)) for path in sorted(before.dropped)
     ]
-    guard.structure += [Guard("value", Source("call", one, None, one.place.path), True) for one in held]
+    guard.structure += [
+        Guard("value", Source("call", container, None, container.place.path), True) for container in held
+    ]
     guard.arguments = [
         StaticArgument(position, path, tensor.data_ptr())
         for position, path, tensor in static_arguments if tensor.numel()
@@ -336,8 +342,8 @@ def changes_of_state(guard: RecordingGuard) -> list[StateChange]:
                     StateChange(Source("item", namespace, name, place.guard.source.path, None), value, after)
                 )
     for owner in guard.owners:
-        places = [(one, one.get()) for one in owner.sources]
-        differing += [StateChange(one, owner.tensor, now) for one, now in places if now is not owner.tensor]
+        places = [(source, source.get()) for source in owner.sources]
+        differing += [StateChange(place, owner.tensor, now) for place, now in places if now is not owner.tensor]
     return differing
 
 
@@ -352,11 +358,11 @@ def _is_the_same(
         not like.is_its_own
         and guard.ran <= like.ran
         and (like.starts, like.watched, bool(like.copied)) == (guard.starts, guard.watched, bool(guard.copied))
-        and [(one.path, len(one.sources)) for one in like.owners] == [(o.path, len(o.owners)) for o in implicit]
-        and not any(one.also for one in implicit)
-        and [(one.position, one.path) for one in like.arguments]
+        and [(owner.path, len(owner.sources)) for owner in like.owners] == [(o.path, len(o.owners)) for o in implicit]
+        and not any(input_.also for input_ in implicit)
+        and [(argument.position, argument.path) for argument in like.arguments]
         == [(at, path) for at, path, tensor in static_arguments if tensor.numel()]
-        and not any(_is_below_argument(source) for one in implicit for source, _ in one.owners)
+        and not any(_is_below_argument(source) for input_ in implicit for source, _ in input_.owners)
         and like.check(leaves) in (OK, OVERLAPS)
     )
 
@@ -382,7 +388,8 @@ def _keys_in(guard: Guard) -> Iterator[Any]:
 
 
 def _is_view_of(owner: StaticOwner, place: Source, geometry: Geometry) -> bool:
-    """A tensor that the body replaces by a view of a static one is such a view now."""
+    """Whether the tensor in a place is a view of this static tensor now, as after the recorded run, which replaced it
+    by one."""
     value = place.get()
     same = isinstance(value, torch.Tensor) and value.untyped_storage() is owner.tensor.untyped_storage()
     return same and Geometry.of(value) == geometry

@@ -127,7 +127,7 @@ def _is_made_in_python(kind: type) -> bool:
 
 
 def _texts(slots: Any) -> tuple[str, ...]:
-    return (slots,) if type(slots) is str else tuple([one for one in slots if type(one) is str])
+    return (slots,) if type(slots) is str else tuple([slot for slot in slots if type(slot) is str])
 
 
 def _are_same(one: RecordingGuard, other: RecordingGuard) -> bool:
@@ -144,7 +144,7 @@ def in_place_of(
     where more than that differs. ``latest``: the guards of another recording of the same function."""
     if guard.is_its_own or any(ASKS_WHO.intersection(code.co_names) for code in guard.ran):
         return None
-    starts = tuple([id(one) for one, _ in starts_of(call)])
+    starts = tuple([id(start) for start, _ in starts_of(call)])
     if latest is not None and _is_current(latest, guard, starts, leaves) and _are_same(guard, latest):
         return latest.copy(guard.copied)
     state = snapshot.snapshot(call.roots())
@@ -156,7 +156,7 @@ def in_place_of(
     seen: set[str] = set()
     for path, places in owners:
         add_owner(made, state, path, places, set(), seen)
-    tensors = {id(one.tensor) for one in made.owners} | {id(leaf) for leaf in leaves}
+    tensors = {id(owner.tensor) for owner in made.owners} | {id(leaf) for leaf in leaves}
     read = read_by(ran, call, (), (), tensors)
     made.structure += read.guards
     made.places, made.opened = read.places, read.opened
@@ -167,22 +167,22 @@ def in_place_of(
 
 
 def _is_current(latest: RecordingGuard, guard: RecordingGuard, starts: tuple[int, ...], leaves: Sequence[Any]) -> bool:
-    """It covers what this recording's guards do, and holds."""
+    """Whether ``latest`` covers what ``guard`` covers, and holds now."""
     same = (latest.starts, latest.watched, bool(latest.copied)) == (starts, guard.watched, bool(guard.copied))
     return (
         latest is not guard
         and same
         and not latest.is_its_own
         and guard.ran <= latest.ran
-        and [_places(one) for one in latest.owners] == [_places(one) for one in guard.owners]
-        and [(one.position, one.path) for one in latest.arguments]
-        == [(one.position, one.path) for one in guard.arguments]
+        and [_places(owner) for owner in latest.owners] == [_places(owner) for owner in guard.owners]
+        and [(argument.position, argument.path) for argument in latest.arguments]
+        == [(argument.position, argument.path) for argument in guard.arguments]
         and latest.check(leaves) in (OK, OVERLAPS)
     )
 
 
 def _places(owner: StaticOwner) -> list[str]:
-    return [owner.path, *(one.path for one in owner.sources)]
+    return [owner.path, *(source.path for source in owner.sources)]
 
 
 def _owners(
@@ -191,12 +191,14 @@ def _owners(
     """Where the tensors are now that took the places of the recording's: in the same places, and in no others."""
     owners = []
     for owner in guard.owners:
-        places = [state.sources.get(one.path) for one in owner.sources]
+        places = [state.sources.get(source.path) for source in owner.sources]
         tensor = places[0][1] if places and places[0] is not None else None
         if not isinstance(tensor, torch.Tensor) or kind_of(tensor) != guard.kinds[owner.path]:
             return None
-        every = {one.path for one, _ in state.owners(tensor.untyped_storage())} - arguments
-        if every != {one.path for one in owner.sources} or any(one is None or one[1] is not tensor for one in places):
+        every = {owner_source.path for owner_source, _ in state.owners(tensor.untyped_storage())} - arguments
+        if every != {source.path for source in owner.sources} or any(
+            place is None or place[1] is not tensor for place in places
+        ):
             return None
-        owners.append((owner.path, [one for one in places if one is not None]))
+        owners.append((owner.path, [place for place in places if place is not None]))
     return owners

@@ -139,7 +139,7 @@ def _reason(node: Node, info: GraphInfo) -> str | None:
         opened = name == "invoke_subgraph" or name in higher_order.OPENED
         return None if opened else f"{name} is a higher-order operator, which runs whole"
     if target in _CONVERSIONS:
-        is_number = all(isinstance(info.values.get(one), _NUMBERS) for one in node.all_input_nodes)
+        is_number = all(isinstance(info.values.get(source), _NUMBERS) for source in node.all_input_nodes)
         return None if is_number else f"{name} reads tensor values on the host"
     if node.op == "call_function" and not _is_torchs(target):
         return f"{name} is a Python function, no operator"
@@ -193,12 +193,12 @@ def _candidates(node: Node) -> tuple[OperatorTraits, ...]:
 def _reason_of_values(name: str, node: Node, info: GraphInfo) -> str | None:
     arguments, operators = info.arguments(node), _candidates(node)
     shown = operators[0].name if isinstance(node.target, _OVERLOAD) and operators else name
-    if name in _READS or (operators and all(one.reads_host for one in operators)):
+    if name in _READS or (operators and all(operator.reads_host for operator in operators)):
         return f"{shown} reads tensor values on the host"
-    if operators and all(one.unsafe for one in operators):
+    if operators and all(operator.unsafe for operator in operators):
         return f"{shown} is tagged as unsafe for graphs"
-    follows = operators and all(shape_depends_on_data(one, *arguments) for one in operators)
-    if name in _INDEXES and any(info.is_mask(one) for one in _indices(node)):
+    follows = operators and all(shape_depends_on_data(operator, *arguments) for operator in operators)
+    if name in _INDEXES and any(info.is_mask(index) for index in _indices(node)):
         return f"the shape of what {shown} works on follows from the values of a mask"
     if follows or name in _SHAPES or (name == "where" and len(node.args) + len(node.kwargs) == 1):
         return f"the shape of {shown}'s result follows from values"
@@ -247,7 +247,9 @@ def _is_view(node: Node, info: GraphInfo) -> bool:
         return True
     if name == "getitem":
         return not any(True for _ in _indices(node))
-    return name in _SIZES or (bool(operators) and all(one.view or one.base.startswith("sym_") for one in operators))
+    return name in _SIZES or (
+        bool(operators) and all(operator.view or operator.base.startswith("sym_") for operator in operators)
+    )
 
 
 def attribute(module: torch.nn.Module, path: object) -> Any:

@@ -179,7 +179,7 @@ class _Compiled:
         name = f"{self.title} {part}"
         annotation = annotate(name, inputs.names, options, defined_at=self.defined_at)
         kind = inspect.Parameter.POSITIONAL_ONLY
-        binder = make_binder(inspect.Signature([inspect.Parameter(one, kind) for one in inputs.names]))
+        binder = make_binder(inspect.Signature([inspect.Parameter(name, kind) for name in inputs.names]))
         body = _body(graph)
 
         def make() -> Captured:
@@ -268,6 +268,8 @@ def _body(graph: Graph) -> Callable[..., Any]:
     def body(*inputs: Any) -> Any:
         return forward(constants, *inputs)
 
-    source_location.note_generated(file, {line: (one.file, one.line, one.function) for line, one in lines.items()})
+    source_location.note_generated(
+        file, {line: (place.file, place.line, place.function) for line, place in lines.items()}
+    )
     weakref.finalize(body, source_location.forget_generated, file).atexit = False
     return body

@@ -177,10 +177,10 @@ def _assembled(
         run, name = cut[len(pieces)], f"{title} [{len(pieces)}]"
         graph: Any = split.get_submodule(str(call.target)).graph
         _read_inside(graph, call)
-        inputs: dict[str, Any] = dict(zip([one.name for one in _inputs_of(graph)], call.args, strict=True))
+        inputs: dict[str, Any] = dict(zip([node.name for node in _inputs_of(graph)], call.args, strict=True))
         function = body = _body(gm, graph, list(inputs))
         if not run.reasons:
-            lasting = [one for one, given in inputs.items() if given.meta.get(_INPUT) in static]
+            lasting = [name for name, given in inputs.items() if given.meta.get(_INPUT) in static]
             function = _captured(body, {**options, "static": lasting, "name": name})
         call.target = f"captured_piece_{len(pieces)}"
         functions[call.target] = function
@@ -312,7 +312,9 @@ def _name_lines(body: Callable[..., Any], part: Graph) -> None:
     from capture.torch_private import compiler_backend as private
 
     file, lines = private.lines_of(part)
-    source_location.note_generated(file, {line: (one.file, one.line, one.function) for line, one in lines.items()})
+    source_location.note_generated(
+        file, {line: (place.file, place.line, place.function) for line, place in lines.items()}
+    )
     weakref.finalize(body, source_location.forget_generated, file).atexit = False
 
 

@@ -172,10 +172,10 @@ class _Part:
             (f"argument '{path}'", leaf) for path, leaf in self.watched.call.paths() if isinstance(leaf, torch.Tensor)
         ]
         if isinstance(self.made, torch.nn.Module):
-            named += [(f"parameter '{name}'", one) for name, one in self.made.named_parameters()]
-        named += [("", one) for owners in self.watched.before.tensors.values() for _, one in owners]
-        wanted = [(name, one) for name, one in named if one.requires_grad and not refuses(one)]
-        return {id(one): (name, one) for name, one in reversed(wanted)}
+            named += [(f"parameter '{name}'", parameter) for name, parameter in self.made.named_parameters()]
+        named += [("", tensor) for owners in self.watched.before.tensors.values() for _, tensor in owners]
+        wanted = [(name, tensor) for name, tensor in named if tensor.requires_grad and not refuses(tensor)]
+        return {id(tensor): (name, tensor) for name, tensor in reversed(wanted)}
 
 
 def _warm_up(parts: Sequence[_Part], num_iters: int, allow_unused: bool) -> None:
@@ -221,7 +221,10 @@ def _until_settled(parts: Sequence[_Part], *, fed: bool) -> None:
     as of what sets up a library in the pool."""
     before = None
     for _ in range(_PASSES):
-        now = [one.body_runs - one.eager_calls - one.measured_calls for one in (recordings(part.run) for part in parts)]
+        now = [
+            counters.body_runs - counters.eager_calls - counters.measured_calls
+            for counters in (recordings(part.run) for part in parts)
+        ]
         if now == before:
             return
         before = now
@@ -250,7 +253,11 @@ def _fed(args: tuple[Any, ...], result: Any) -> tuple[Any, ...] | None:
     """These arguments with a result in place of the first ones; None where its tensors are of another kind."""
     results = [leaf for _, leaf in pytree.leaves(result)]
     samples = [leaf for _, leaf in pytree.leaves(args)][: len(results)]
-    if not results or [_kind(one) for one in results] != [_kind(one) for one in samples] or None in map(_kind, results):
+    if (
+        not results
+        or [_kind(result) for result in results] != [_kind(sample) for sample in samples]
+        or None in map(_kind, results)
+    ):
         return None
     rest = iter(results)
     fed: tuple[Any, ...] = pytree.replace_leaves(args, lambda leaf: next(rest, leaf))
@@ -269,11 +276,11 @@ def _gradients(results: Sequence[Any], needed: dict[int, tuple[str, torch.Tensor
     result needs gradients."""
     leaves = [leaf for result in results for _, leaf in pytree.leaves(result) if isinstance(leaf, torch.Tensor)]
     ends = list({id(leaf): leaf for leaf in leaves if leaf.requires_grad}.values())
-    wanted = [one for _, one in needed.values()]
+    wanted = [tensor for _, tensor in needed.values()]
     if not ends or not wanted:
         return {}
     with hooks_off(wanted):
-        gradients = torch.autograd.grad(ends, wanted, [torch.ones_like(one) for one in ends], allow_unused=True)
+        gradients = torch.autograd.grad(ends, wanted, [torch.ones_like(end) for end in ends], allow_unused=True)
     return dict(zip(needed, gradients, strict=True))
 
 
@@ -303,7 +310,7 @@ def _given(callables: Any, sample_args: Any) -> list[_Target]:
         source = f"callables[{index}]"
         if not callable(target):
             raise AnnotationError(f"{_NAME}: {source} is a {_type(target)}; give a module or a function")
-        same = [n for n, other in enumerate(callables[:index]) if other is target and _is_module(target)]
+        same = [n for n, earlier in enumerate(callables[:index]) if earlier is target and _is_module(target)]
         if same:
             raise AnnotationError(
                 f"{_NAME}: {source} is callables[{same[0]}] again; name a module once, it may be called as often as "
@@ -327,7 +334,7 @@ def _check_options(num_warmup_iters: object, allow_unused_input: object, pool: o
         raise AnnotationError(f"{_NAME}: num_warmup_iters={num_warmup_iters!r} is not a whole number from 0 on")
     if not isinstance(allow_unused_input, bool):
         raise AnnotationError(f"{_NAME}: allow_unused_input={allow_unused_input!r} is neither True nor False")
-    is_token = isinstance(pool, tuple) and len(pool) == 2 and all(isinstance(one, int) for one in pool)
+    is_token = isinstance(pool, tuple) and len(pool) == 2 and all(isinstance(part, int) for part in pool)
     if pool is not None and not is_token:
         raise AnnotationError(
             f"{_NAME}: pool is a {_type(pool)} and no pool's token, which torch.cuda.graph_pool_handle() and "

@@ -229,9 +229,9 @@ def part_of(value: Any, *, limit: int | None = SMALL) -> Any:
 
 @frozen(eq=False)
 class NamedSource:
-    """What a name's value is read from: item ``name`` of a dict, a cell, or item ``name`` of the ``__dict__`` of what a
-    weak reference refers to. Where ``holder`` is None, whatever ``read`` looks at: ``attributes`` of what ``root``
-    gives, if they are known."""
+    """How to read the value of a name. ``holder`` is a dict (item ``name``), a cell, or a weak reference to an object
+    (item ``name`` of its ``__dict__``). Where ``holder`` is None, ``read`` gives the value: ``attributes`` of what
+    ``root`` gives, if these are known."""
 
     read: Callable[[], Any]
     holder: dict[str, Any] | types.CellType | weakref.ref[Any] | None = None
@@ -251,10 +251,11 @@ class NamedKey:
         self._static = static
         self._fixed: list[NamedSource] = []
         self._of_receiver: list[tuple[Callable[[Any], Any], tuple[str, ...]]] = []
-        """With the attributes, the first of which is in the receiver's ``__dict__``, else nothing."""
+        """Functions that read a value from the receiver, with the names of the attributes they follow. The names are
+        empty unless the first of them is in the receiver's ``__dict__``."""
         self._of_values: dict[int, list[tuple[str, ...]]] = {}
         self._names: tuple[list[str], list[str]] = ([], [])
-        self._told: list[tuple[Callable[[], Any], str]] = []
+        self._added: list[tuple[Callable[[], Any], str]] = []
 
     def is_empty(self) -> bool:
         """The body names nothing."""
@@ -329,9 +330,9 @@ class NamedKey:
         """Read one more name from now on: in a dict, or in the ``__dict__`` of an object or class. False if it was read
         before. ``keeper`` gives the dict or object, or None once it is gone."""
         kept = keeper()
-        if any(told() is kept and name == one for told, one in self._told):
+        if any(keeper_of_name() is kept and name == known_name for keeper_of_name, known_name in self._added):
             return False
-        self._told.append((keeper, name))
+        self._added.append((keeper, name))
 
         def read() -> Any:
             keeper_now = keeper()
@@ -348,10 +349,10 @@ class NamedKey:
         held = getattr(keeper, "__dict__", keeper)
 
         def leads_through(value: Any, attributes: Sequence[str]) -> bool:
-            for one in attributes:
-                if value is keeper and one == name:
+            for attribute_name in attributes:
+                if value is keeper and attribute_name == name:
                     return True
-                value = attribute(value, one)
+                value = attribute(value, attribute_name)
             return value is keeper and type(keeper) in (dict, list)  # compared by its members, if there are few
 
         def is_there(source: NamedSource) -> bool:
@@ -365,8 +366,8 @@ class NamedKey:
         fixed = [both for both in pairs if not is_there(both[0])]
         both_of_receiver = zip(self._of_receiver, self._names[1], strict=True)
         of_receiver = [both for both in both_of_receiver if not leads_through(receiver, both[1].split(".")[1:])]
-        self._fixed, self._of_receiver = [one for one, _ in fixed], [one for one, _ in of_receiver]
-        self._names = [one for _, one in fixed], [one for _, one in of_receiver]
+        self._fixed, self._of_receiver = [reader for reader, _ in fixed], [reader for reader, _ in of_receiver]
+        self._names = [label for _, label in fixed], [label for _, label in of_receiver]
 
     def add(self, chain: Chain, function: types.FunctionType, receiver: Any, receiver_name: str | None) -> None:
         """Follow one chain that the function names."""
@@ -411,8 +412,8 @@ def _unwrapped(function: Any) -> list[types.FunctionType]:
 
 
 def _object_part(value: Any, attributes: tuple[str, ...], *, closed: bool) -> Any:
-    """The part for one object. ``closed``: it is told apart by identity, whatever its class. What an opened object
-    holds itself is in the argument's own part of the key."""
+    """The key's part for the end of a chain below an argument. ``closed``: the object is compared by identity, whatever
+    its class. What an opened object holds itself is in the argument's own part of the key."""
     if not closed and pytree.is_object(type(value)) and objects.holds(value, attributes[0]):
         return None
     if isinstance(value, torch.nn.Module) and (attributes[0] == "training" or attributes[0] in value._modules):
@@ -458,7 +459,7 @@ def _same_again(value: Any) -> Any:
 
 
 def _below(root: Callable[[], Any], attributes: tuple[str, ...]) -> Callable[[], Any]:
-    """Gives what has the last of these attributes."""
+    """A function that gives the object that has the last of these attributes."""
     return lambda: _value_along(root(), attributes[:-1])
 
 

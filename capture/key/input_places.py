@@ -100,7 +100,7 @@ def is_input(value: Any) -> bool:
     if count > _MOST_LEAVES or not pytree.is_container(value):
         return False
     leaves = [leaf for _, leaf in itertools.islice(pytree.leaves(value), _MOST_LEAVES + 1)]
-    return len(leaves) <= _MOST_LEAVES and (count > 0 or all(type(one) in pytree.PLAIN_TYPES for one in leaves))
+    return len(leaves) <= _MOST_LEAVES and (count > 0 or all(type(leaf) in pytree.PLAIN_TYPES for leaf in leaves))
 
 
 def with_places(binder: Binder, places: Sequence[InputPlace]) -> Binder:
@@ -109,7 +109,7 @@ def with_places(binder: Binder, places: Sequence[InputPlace]) -> Binder:
         return binder
     bound = _Bound(binder, tuple(places))
     return evolve(
-        binder, names=(*binder.names, *[one.parameter for one in places]), values=bound.values, call=bound.call,
+        binder, names=(*binder.names, *[place.parameter for place in places]), values=bound.values, call=bound.call,
         by_position=bound.by_position, places=(*binder.places, *places),
     )  # fmt: skip
 
@@ -121,7 +121,7 @@ class _Bound:
 
     def values(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """The values of the parameters, then those of the places."""
-        return (*self.binder.values(*args, **kwargs), *[one.read() for one in self.places])
+        return (*self.binder.values(*args, **kwargs), *[place.read() for place in self.places])
 
     def call(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
         """Call the function while the places hold these values."""
@@ -137,12 +137,12 @@ class _Bound:
             _put_back(replaced)
 
     def by_position(self, _: tuple[Any, ...]) -> int | None:
-        """None: arguments alone do not tell calls apart."""
+        """Always None: calls also differ by the values of places, not by their arguments alone."""
         return None
 
 
 def _put_back(places: Iterable[tuple[InputPlace, Any, Any]]) -> None:
-    """What the body itself put there stays."""
+    """Put the caller's values back into the places. A value that the body itself put there stays."""
     for place, before, given in places:
         if place.read() is given:
             place.write(before)

@@ -37,7 +37,8 @@ class Here:
     def __init__(self, ambient: Ambient) -> None:
         self.ambient = ambient
         self.modes: dict[str, tuple[object, Any]] = {}
-        """The same for the C module by kind of device, and the settings that it holds under."""
+        """By type of device: the settings under which a comparison in C holds, and that comparison
+        (``modes_like_now``)."""
 
 
 _known: dict[tuple[Any, ...], Ambient] = {}
@@ -48,7 +49,7 @@ def _never() -> bool:
 
 
 class _Reading:
-    """What one thread found when it looked last."""
+    """What the last full reading of the modes found in one thread."""
 
     __slots__ = ("check", "depth", "here", "mode", "same")
 
@@ -188,7 +189,7 @@ def ambient() -> Ambient:
         torch.get_num_threads(),
         tuple(
             ["ieee" if flag == "none" else flag for flag in switches.switch_values()]
-        ),  # what a precision that was never set means
+        ),  # what a precision means that was never set
     )
     return _known.setdefault(values, Ambient(values))
 

@@ -91,7 +91,7 @@ class NameUses:
     items_read: frozenset[tuple[str, Any]]
     """Names with constant keys: something may follow from what is kept there by that key."""
     items_updated: frozenset[tuple[str, Any]]
-    """The same: a number is added to what is there, or members at its end."""
+    """Names with constant keys: a number is added to what is kept there, or members are added at its end."""
     set: frozenset[str]
     """They are given values."""
     filled: frozenset[str]
@@ -102,8 +102,8 @@ class NameUses:
         its other items are found while the body is watched."""
         if name in self.read:
             return False
-        counted = {key for one, key in self.items_updated if one == name}
-        read = {key for one, key in self.items_read if one == name}
+        counted = {key for item_name, key in self.items_updated if item_name == name}
+        read = {key for item_name, key in self.items_read if item_name == name}
         if counted:
             return not counted & read
         return not read and (name in self.counted or name in self.grown or name in self.filled)
@@ -176,14 +176,18 @@ class _Walk:
 
     def name_uses(self, texts: Iterable[str]) -> NameUses:
         """All names that were loaded, by what was done with them."""
-        named = [one for one in self.loaded if one.kind != "item"]
-        items = [(one, (one.base.name, one.name)) for one in self.loaded if one.kind == "item" and one.base is not None]
+        named = [loaded_value for loaded_value in self.loaded if loaded_value.kind != "item"]
+        items = [
+            (loaded_value, (loaded_value.base.name, loaded_value.name))
+            for loaded_value in self.loaded
+            if loaded_value.kind == "item" and loaded_value.base is not None
+        ]
         return NameUses(
-            read=frozenset(one.name for one in named if not one.uses or "read" in one.uses) | frozenset(texts),
-            counted=frozenset(one.name for one in named if "counted" in one.uses),
-            grown=frozenset(one.name for one in named if "grown" in one.uses),
-            items_read=frozenset(key for one, key in items if "read" in one.uses or not one.uses),
-            items_updated=frozenset(key for one, key in items if "counted" in one.uses or "grown" in one.uses),
+            read=frozenset(value.name for value in named if not value.uses or "read" in value.uses) | frozenset(texts),
+            counted=frozenset(value.name for value in named if "counted" in value.uses),
+            grown=frozenset(value.name for value in named if "grown" in value.uses),
+            items_read=frozenset(key for value, key in items if "read" in value.uses or not value.uses),
+            items_updated=frozenset(key for value, key in items if "counted" in value.uses or "grown" in value.uses),
             set=frozenset(self.set),
             filled=frozenset(self.filled),
         )

@@ -50,13 +50,15 @@ def has_state(kind: type) -> bool:
 def find_state(values: Iterable[Any], storages: Container[int]) -> list[str]:
     """Look into objects of these classes from now on, where one holds a tensor on such a storage, by ``id``: a body
     uses it, and what the object holds next time is not known else. Gives the names of the classes."""
-    found = []
+    names = []
     for value in values:
-        kept = [one for one in vars(value).values() if type(one) is torch.Tensor and one.layout is torch.strided]
-        if any(id(one.untyped_storage()) in storages for one in kept):
+        kept = [
+            member for member in vars(value).values() if type(member) is torch.Tensor and member.layout is torch.strided
+        ]
+        if any(id(tensor.untyped_storage()) in storages for tensor in kept):
             _with_state.add(type(value))
-            found.append(type(value).__qualname__)
-    return found
+            names.append(type(value).__qualname__)
+    return names
 
 
 # ------------------------------------------------------------------------------------------------ what an object holds
@@ -70,7 +72,7 @@ class _Layout:
     new: Any
     """Makes an instance without members."""
     slots: tuple[Any, ...]
-    """Their descriptors."""
+    """Descriptors of their slots, those of base classes first."""
     has_dict: bool
 
 
@@ -94,7 +96,12 @@ def _find_layout(kind: type) -> _Layout | None:
     if issubclass(kind, _NEVER) or (not own and kind is not types.SimpleNamespace):
         return None
     base = next(base for base in _BASES if issubclass(kind, base))
-    slots = [one for base in reversed(own) for one in vars(base).values() if type(one) is types.MemberDescriptorType]
+    slots = [
+        descriptor
+        for base in reversed(own)
+        for descriptor in vars(base).values()
+        if type(descriptor) is types.MemberDescriptorType
+    ]
     has_dict = bool(kind.__dictoffset__)
     if closed_package(kind.__module__) or kind.__basicsize__ != _size(kind, base, len(slots)):
         return None
@@ -142,14 +149,14 @@ def members(value: Any) -> list[tuple[Name, Any]]:
         if layout.base is defaultdict:
             named.append((("slot", _DEFAULT_FACTORY), value.default_factory))
     elif layout.base is list:
-        named += [(("item", at), one) for at, one in enumerate(list.__iter__(value))]
+        named += [(("item", at), member) for at, member in enumerate(list.__iter__(value))]
     for descriptor in layout.slots:
         try:
             named.append((("slot", descriptor), descriptor.__get__(value)))
         except AttributeError:  # not set
             continue
     if layout.has_dict and (attributes := _attributes(value)) is not value:
-        named += [(("attribute", name), one) for name, one in attributes.items()]
+        named += [(("attribute", name), member) for name, member in attributes.items()]
     return named
 
 
@@ -158,7 +165,7 @@ def holds(value: Any, name: str) -> bool:
     layout = _layout_of(type(value))
     if layout is None:
         return False
-    return (layout.has_dict and name in _attributes(value)) or any(one.__name__ == name for one in layout.slots)
+    return (layout.has_dict and name in _attributes(value)) or any(slot.__name__ == name for slot in layout.slots)
 
 
 def suffix_of(name: Name) -> str:
@@ -217,7 +224,7 @@ def may_open(value: Any) -> bool:
 
 
 def may_open_argument(value: Any) -> bool:
-    """The same of an argument."""
+    """As ``may_open``, for an argument."""
     kind = type(value)
     is_kept = kind not in opened and _gone.get(kind, 0) < _STATE_COMES_AND_GOES and is_state(value)
     return not is_kept and may_open(value)

@@ -18,7 +18,7 @@ Opened = tuple[Any, ...] | None
 
 
 class _NotInC(Exception):
-    """Raised for a value that C cannot open as the key does."""
+    """A value that C cannot open in the way in which the key does."""
 
 
 def opened_values(values: Sequence[Any], leaves: Sequence[Any]) -> tuple[tuple[Opened, ...], tuple[Any, ...]] | None:
@@ -27,11 +27,11 @@ def opened_values(values: Sequence[Any], leaves: Sequence[Any]) -> tuple[tuple[O
     opened: list[Any] = []
     met: set[int] = set()
     try:
-        nodes = tuple([_node(one, opened, met) for one in values])
+        nodes = tuple([_node(value, opened, met) for value in values])
     except (_NotInC, RecursionError):
         return None
-    tensors = [one for one in opened if isinstance(one, torch.Tensor)]
-    if len(tensors) != len(leaves) or any(one is not leaf for one, leaf in zip(tensors, leaves, strict=True)):
+    tensors = [leaf for leaf in opened if isinstance(leaf, torch.Tensor)]
+    if len(tensors) != len(leaves) or any(tensor is not leaf for tensor, leaf in zip(tensors, leaves, strict=True)):
         return None
     return nodes, tuple(opened)
 
@@ -42,7 +42,7 @@ def _node(value: Any, opened: list[Any], met: set[int]) -> Opened:
         opened.append(value)
         return None
     if kind in (tuple, list) or (pytree.is_namedtuple(kind) and not pytree.is_registered(kind)):
-        return (kind, tuple([_node(one, opened, met) for one in value]), None, None, None, False)
+        return (kind, tuple([_node(member, opened, met) for member in value]), None, None, None, False)
     if kind in (dict, defaultdict):
         return (kind, None, _part(value.items(), opened, met), None, None, False)
     is_object = pytree.is_object(kind) and objects.is_plain(kind) and not pytree.is_registered(kind)
@@ -61,11 +61,11 @@ def _has_class_defaults(value: Any) -> bool:
 def _object_node(value: Any, opened: list[Any], met: set[int]) -> Opened:
     members = objects.members(value)
     of_dict, of_list = isinstance(value, dict), isinstance(value, list)
-    items = [(at, one) for (where, at), one in members if where == "item"]
-    in_list = tuple([_node(one, opened, met) for _, one in items]) if of_list else None
+    items = [(at, member) for (where, at), member in members if where == "item"]
+    in_list = tuple([_node(member, opened, met) for _, member in items]) if of_list else None
     in_dict = _part(items, opened, met) if of_dict else None
-    slots = _slots(value, {at: one for (where, at), one in members if where == "slot"}, opened, met)
-    attributes = [(at, one) for (where, at), one in members if where == "attribute"]
+    slots = _slots(value, {at: member for (where, at), member in members if where == "slot"}, opened, met)
+    attributes = [(at, member) for (where, at), member in members if where == "attribute"]
     own = _part(attributes, opened, met) if type(value).__dictoffset__ else None
     return (type(value), in_list, in_dict, slots, own, True)
 
@@ -79,7 +79,7 @@ def _part(pairs: Iterable[tuple[Any, Any]], found: list[Any], met: set[int]) -> 
 
 def _slots(value: Any, there: dict[Any, Any], found: list[Any], met: set[int]) -> tuple[Any, Any] | None:
     slots = objects.slots_of(type(value))
-    if any(one not in slots for one in there):  # such as a factory of defaults
+    if any(one not in slots for one in there):  # a slot of C's own, such as the factory of a ``defaultdict``
         raise _NotInC
-    nodes = tuple([_node(there[one], found, met) if one in there else _NOT_SET for one in slots])
+    nodes = tuple([_node(there[slot], found, met) if slot in there else _NOT_SET for slot in slots])
     return (slots, nodes) if slots else None

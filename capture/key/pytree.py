@@ -38,7 +38,7 @@ class Shell:
     kind: Any
     names: tuple[str, ...]
     others: dict[str, Any]
-    """What it holds beside its tensors."""
+    """Its other attributes, by name, as ``__tensor_flatten__`` gives them."""
     context: Any
     shape: torch.Size
     stride: tuple[int, ...]
@@ -58,7 +58,7 @@ class Shell:
 
     def around(self, members: list[Any]) -> Any:
         """The tensor put together around these members; a shell again if the members are no tensors."""
-        if not all(isinstance(one, torch.Tensor) for one in members):
+        if not all(isinstance(member, torch.Tensor) for member in members):
             return attrs.evolve(self, members=tuple(members))
         held = self.others | dict(zip(self.names, members, strict=True))
         made = self.kind.__tensor_unflatten__(held, self.context, self.shape, self.stride)

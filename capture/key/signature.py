@@ -123,7 +123,7 @@ class _Forms:
         )
 
     def by_position(self, values: tuple[Any, ...]) -> int | None:
-        """See ``Binder.by_position``."""
+        """How many of the bound values were given by position; None where some were given by name."""
         count, names = self._parts.get(values[-1], (0, (_FORM,))) if type(values[-1]) is str else (0, (_FORM,))
         return None if names else count
 
@@ -190,7 +190,7 @@ def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
 
 
 def _parameter_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
-    """Code may ask for the class."""
+    """As ``tensor_key``, and the class, which code may ask for."""
     return (torch.nn.Parameter, tensor_key(tensor, leaves))
 
 
@@ -209,8 +209,8 @@ def _odd_tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
 
 
 def _wrapper_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
-    """Of a tensor that holds others: those, and all else it is made of, such as placements and the mesh. What is no
-    value, as no hash tells, makes the call one without a key."""
+    """The part for a tensor that holds other tensors: these, and everything else that it is made of, such as placements
+    and the device mesh. If some of that cannot be hashed, the call has no key (``Unkeyable``)."""
     shell = pytree.Shell.of(tensor)
     own = (shell.kind, shell.context, tuple(shell.others.values()), shell.shape, shell.stride, tensor.requires_grad)
     hash(own)
@@ -338,7 +338,7 @@ class _Reference(weakref.ref[Any]):
     __eq__, __hash__ = object.__eq__, object.__hash__  # not those of the object that it refers to
     address: int
     kind: weakref.ref[type]
-    """A class of a function's own may lead to the object, which would never die."""
+    """The class, held weakly: a class made inside a function may refer to the object, which would then never die."""
     token: Token
 
 
@@ -403,8 +403,9 @@ def names_the_dead(key: Any) -> bool:
 
 
 def _token_of_held(value: Any) -> int:
-    """The same for objects without weak references, which are kept alive instead; streams that compare equal share a
-    token. Only so many are kept: one that was dropped gets another token, which costs a recording."""
+    """As ``identity_token``, for objects that take no weak reference. They are kept alive instead, a limited number of
+    them: one that was dropped gets another token later, which costs a recording. Streams that compare equal share
+    one."""
     token = _held.pop(value, 0) or next(_next_token)
     _held[value] = token
     if len(_held) > _MOST_HELD:
@@ -417,7 +418,8 @@ Switches = tuple[
     tuple[tuple[weakref.ref[torch.nn.Module], str], ...],
     tuple[weakref.ref[Any], ...],
 ]
-"""Dictionaries and modules that have a switch each, and its name; what ``fully_shard`` keeps of modules."""
+"""Where the training flags of modules are kept: dicts and weak references to modules, each with the name of the flag;
+and weak references to the state that ``fully_shard`` keeps for a module."""
 _module_lists: dict[int, dict[_Reference, Switches]] = {}
 """By token, with one entry each. It is removed when the module dies and not at the next call, as it holds
 parameters."""
@@ -442,16 +444,19 @@ def training_reader(module: torch.nn.Module) -> Callable[[], list[Any]]:
     ``fully_shard`` is about to do with them."""
     owns, weak, sharded = switches_of(module)
     if sharded:
-        return lambda: [*[own.get(name) for own, name in owns], *[getattr(one(), name, None) for one, name in weak],
-                        *[progress_of(one()) for one in sharded]]  # fmt: skip
+        return lambda: [*[own.get(name) for own, name in owns], *[getattr(ref(), name, None) for ref, name in weak],
+                        *[progress_of(ref()) for ref in sharded]]  # fmt: skip
     if not weak:
         return lambda: [own.get(name) for own, name in owns]
-    return lambda: [*[own.get(name) for own, name in owns], *[getattr(one(), name, None) for one, name in weak]]
+    return lambda: [
+        *[own.get(name) for own, name in owns],
+        *[getattr(reference(), name, None) for reference, name in weak],
+    ]
 
 
 def switches_of(module: torch.nn.Module) -> Switches:
-    """The same flags as places: in the ``__dict__`` of a module, which is read fastest; by a weak reference where that
-    would keep the module alive, or where the flag is kept elsewhere."""
+    """Where the flags of ``training_reader`` are kept: the ``__dict__`` of a module, which is read fastest, or a weak
+    reference to the module where its ``__dict__`` would keep it alive or the flag is kept elsewhere."""
     token = identity_token(module)
     lists = _module_lists.get(token)
     if not lists:
@@ -470,7 +475,7 @@ def switches_of(module: torch.nn.Module) -> Switches:
             if isinstance(submodule, torch.nn.modules.lazy.LazyModuleMixin):  # its first call is one of its own
                 weak.append((weakref.ref(submodule), "__class__"))
         states = (sharding_of(submodule) for submodule in module.modules())
-        sharded = {id(one): weakref.ref(one) for one in states if one is not None}
+        sharded = {id(state): weakref.ref(state) for state in states if state is not None}
         lists = _module_lists[token] = {}
         # removed by a callback in C, as for tokens
         lists[_Reference(module, lists.pop)] = tuple(owns), tuple(weak), tuple(sharded.values())
@@ -481,11 +486,12 @@ _NAMES_NONE = pytree.PLAIN_TYPES | {types.BuiltinFunctionType, type}
 
 
 def _names_no_module(module: torch.nn.Module) -> bool:
-    """Nothing but its tensors and submodules can lead from it to a module, as a hook that is a bound method would."""
+    """It leads to other modules by its submodules alone. A hook that is a bound method of a module would be another
+    way."""
     return all(
         type(value) in _NAMES_NONE
         or name in ("_parameters", "_buffers", "_modules")
-        or (type(value) in (tuple, list) and all(type(one) in _NAMES_NONE for one in value))
+        or (type(value) in (tuple, list) and all(type(member) in _NAMES_NONE for member in value))
         or (isinstance(value, (dict, set)) and not value)
         for name, value in module.__dict__.items()
     )
@@ -545,7 +551,7 @@ def _part_for(kind: type) -> KeyPart:
 
 
 def register_container(kind: type, flatten: objects.Flatten, unflatten: objects.Unflatten) -> None:
-    """See ``capture.register_container``."""
+    """Open objects of exactly this class with ``flatten`` and ``unflatten``: see ``capture.register_container``."""
     objects.register(kind, flatten, unflatten)
     _PARTS[kind] = _registered_key
 

@@ -86,12 +86,12 @@ class WithoutGraph:
 
     @staticmethod
     def is_of(tensor: torch.Tensor) -> bool:
-        """See ``TensorKind``. Nobody can tell."""
+        """Always False: nothing on a tensor tells whether autograd knows it as a view."""
         return False
 
     @staticmethod
     def given_to(tensor: torch.Tensor) -> torch.Tensor:
-        """The same."""
+        """A tensor without a graph on the memory of ``tensor``: a detached alias, not a view that autograd follows."""
         return tensor.detach()
 
 

@@ -170,7 +170,7 @@ def range_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def memory_of(storage: torch.UntypedStorage) -> tuple[int, int]:
-    """The same for a storage."""
+    """Addresses of a storage's first byte and of the one after its last."""
     begin = _address_of_storage(storage)
     return begin, begin + nbytes_of(storage)
 

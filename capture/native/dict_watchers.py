@@ -70,8 +70,8 @@ def trust(native: Any) -> tuple[bool, bool]:
     with_many: Any = type("Many", (), {})()
     vars(with_many).update({f"a{number}": number for number in range(_MANY)})
     is_plain = (
-        all(is_told(one, change) for one in (plain, OrderedDict[str, Any]()) for change in _changes(one))
-        and all(is_told(vars(with_many), one) for one in _stores(with_many, vars(with_many), _store_elsewhere))
+        all(is_told(empty, change) for empty in (plain, OrderedDict[str, Any]()) for change in _changes(empty))
+        and all(is_told(vars(with_many), store) for store in _stores(with_many, vars(with_many), _store_elsewhere))
         and all(is_told(kind, change) for change in _of_class(kind))
     )
     is_split = native.is_split_dict(vars(alone)) and is_plain

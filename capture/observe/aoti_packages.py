@@ -145,8 +145,8 @@ _views = _Views()
 
 def _apart(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Clone memory that outputs share, once and whole: an engine expects the results of one operator to be separate."""
-    input_addresses = {one.untyped_storage().data_ptr() for one in inputs}
-    at = [one.untyped_storage().data_ptr() for one in outputs]
+    input_addresses = {input_.untyped_storage().data_ptr() for input_ in inputs}
+    at = [output.untyped_storage().data_ptr() for output in outputs]
     parts: list[torch.Tensor] = []
     index: dict[int, int] = {}
     _views.last = []
@@ -189,11 +189,11 @@ def _see(
     if capturing and not package.has_run:
         raise RuntimeError("the package did not run since it got its constants")
     with unseen(), unnoticed():
-        before = [] if capturing else [one.untyped_storage().clone() for one in inputs]
+        before = [] if capturing else [input_.untyped_storage().clone() for input_ in inputs]
     outputs = _together(_operator()[1](inputs, package.number))
     package.has_run = package.has_run or not capturing
     with unseen(), unnoticed():
-        changed = [not _same(one, old) for one, old in zip(inputs, before, strict=False)]
+        changed = [not _same(input_, old) for input_, old in zip(inputs, before, strict=False)]
     package.written.update(position for position, differs in enumerate(changed) if differs)
     _note_writes(watch, package, inputs, before if keep_undo else [])
     return outputs

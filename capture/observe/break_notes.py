@@ -105,7 +105,7 @@ class BreakNotes(RunNotes):
     def perform_island(
         self, begin: IslandBegin, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[islands.Outcome, Any]:
-        """Run it. A recorder of which nothing has happened so far replaces this."""
+        """Run the island. A recorder that has only captured the segment so far overrides this: it launches it first."""
         drawn = [generator for generator, _ in self._drawn.values()]
         return islands.perform(function, args, kwargs, generators=drawn, before=begin.before)
 
@@ -152,7 +152,8 @@ class BreakNotes(RunNotes):
         self, begin: IslandBegin, outcome: islands.Outcome, args: tuple[Any, ...], kwargs: dict[str, Any],
         results: list[Any],
     ) -> None:  # fmt: skip
-        """It is over. ``found``: its result, in the place of which the body may get another."""
+        """Note what an island did. ``results``: its result, which a recorder may replace by the one that the body
+        gets."""
         trace, op_traits = self.trace, traits(torch.ops.aten.item.default)
         self._at, trace.plain = begin.where, False
         left = [] if self.at_islands is None else self.at_islands.end()
@@ -184,7 +185,7 @@ class BreakNotes(RunNotes):
         trace.reads.append(read_text(outcome.text))
         trace.note_break("island", begin.name, begin.where, outcome.ms)
         trace.sequence.append(f"island.{begin.name}")
-        trace.scalars.append(tuple(repr(one) for one in (*args, *kwargs.values()) if type(one) in PLAIN_TYPES))
+        trace.scalars.append(tuple(repr(value) for value in (*args, *kwargs.values()) if type(value) in PLAIN_TYPES))
         trace.lines.append(begin.where)
         self.end_at_island(begin, obstacle, outcome, args, kwargs, results)
 
@@ -192,15 +193,16 @@ class BreakNotes(RunNotes):
         """Note places that both the island and the body changed: it is not known which of them did what."""
         if paths and self.trace.islands:
             told = f"changes {paths[0]}, which the body changes, too"
-            self.trace.islands = [evolve(one, obstacle=told, fix="order") for one in self.trace.islands]
+            self.trace.islands = [evolve(island, obstacle=told, fix="order") for island in self.trace.islands]
 
     def end_at_island(
         self, begin: IslandBegin, obstacle: str | None, outcome: islands.Outcome, args: tuple[Any, ...],
         kwargs: dict[str, Any], found: list[Any],
     ) -> None:  # fmt: skip
-        """A recorder, whose segment ends there, replaces this."""
+        """Does nothing here. A recorder overrides this and ends its segment."""
 
     def end_at_read(
         self, name: str, text: str, describe: host_values.Describe, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """The host got this in a way that no operator tells of. A recorder, whose segment ends there, replaces this."""
+        """The host read a value without an operator. Does nothing here; a recorder overrides this and ends its
+        segment."""

@@ -39,7 +39,7 @@ def waits_for_all(base: str) -> bool:
 
 def group_name(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Name of the collective's process group; empty where it cannot be found."""
-    given = [*zip((one.name for one in op._schema.arguments), args, strict=False), *kwargs.items()]
+    given = [*zip((argument.name for argument in op._schema.arguments), args, strict=False), *kwargs.items()]
     for name, value in given:
         if name == "group_name":
             return value if isinstance(value, str) else str(getattr(value, "group_name", ""))

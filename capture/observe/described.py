@@ -58,7 +58,9 @@ def kinds_of(leaves: Sequence[KeptLeaf]) -> dict[int, TensorKind]:
     kinds = {at: TensorKind.of(tensor) for at, tensor in made.items()}
     attached = {at: tensor for at, tensor in made.items() if not is_leaf(tensor)}
     if attached:
-        holders = Counter(id(one.untyped_storage()) for one in {id(one): one for one in made.values()}.values())
+        holders = Counter(
+            id(tensor.untyped_storage()) for tensor in {id(tensor): tensor for tensor in made.values()}.values()
+        )
         freed = {
             at: TensorKind.of_freed_graph(tensor)
             for at, tensor in attached.items()

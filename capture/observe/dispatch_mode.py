@@ -103,11 +103,11 @@ class ObserveMode(BreakNotes):
         """Run the operator and note it."""
         if not (types and TENSORS.issuperset(types)) and any(map(is_wrapper, types)):
             return NotImplemented  # it opens itself: its operators on plain tensors are dispatched next
-        known = None if self.looks_away or self._arrays else plain.get(id(op))
-        inputs = None if known is None or only_shapes() else plain_inputs(args, kwargs)
-        if known is None or inputs is None:
+        op_traits = None if self.looks_away or self._arrays else plain.get(id(op))
+        inputs = None if op_traits is None or only_shapes() else plain_inputs(args, kwargs)
+        if op_traits is None or inputs is None:
             return self._watch_any(op, args, kwargs)
-        return self._watch_plain(op, known, args, kwargs, inputs)
+        return self._watch_plain(op, op_traits, args, kwargs, inputs)
 
     def _watch_plain(
         self,
@@ -177,12 +177,12 @@ class ObserveMode(BreakNotes):
         outs: list[tuple[torch.Tensor, torch.Size]] = []
         if op_traits.writes or op_traits.norm is not None:
             self._see_writes(op_traits, args, kwargs)
-            outs += [(one, one.shape) for one in operator_schema.given_outs(op_traits, kwargs) if not self.made(one)]
+            outs += [(out, out.shape) for out in operator_schema.given_outs(op_traits, kwargs) if not self.made(out)]
         states = self._states(kwargs, inputs) if op_traits.draws else None
         self._operator = op_traits.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
         is_complex = any(map(torch.is_complex, inputs))
         result = self._execute(op, op_traits, args, kwargs, is_complex=is_complex)
-        if self._arrays and self._arrays.may_see(storage_of(one) for one, _ in written(op_traits, args, kwargs)):
+        if self._arrays and self._arrays.may_see(storage_of(tensor) for tensor, _ in written(op_traits, args, kwargs)):
             self.note_sync("numpy")
         if outs and any(tensor.shape != shape for tensor, shape in outs):
             self.note_unsafe(f"{op_traits.name} with an out= of another shape")
@@ -205,10 +205,10 @@ class ObserveMode(BreakNotes):
         return result
 
     def _execute(
-        self, op: Any, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_complex: bool
+        self, op: Any, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_complex: bool
     ) -> Any:
         """Run it as it runs without a mode."""
-        casting = [kind for kind in known.casts_inside if self.autocast.get(kind)] if known.casts_inside else ()
+        casting = [kind for kind in op_traits.casts_inside if self.autocast.get(kind)] if op_traits.casts_inside else ()
         if not (is_complex or casting):
             return self.execute(op, args, kwargs)
         with autocast_inside(casting) if casting else _NOTHING, resolving_conjugates() if is_complex else _NOTHING:
@@ -234,7 +234,11 @@ class ObserveMode(BreakNotes):
         )
         if "cpu" not in devices and not crossing:
             return
-        on_cpu = [one for one in inputs if one.device.type == "cpu" and one.dim() and not self._is_constant(one)]
+        on_cpu = [
+            input_
+            for input_ in inputs
+            if input_.device.type == "cpu" and input_.dim() and not self._is_constant(input_)
+        ]
         if on_cpu and not crossing:
             at = self._line()
             self.trace.cpu_work.setdefault(id(at), (op.name, at))

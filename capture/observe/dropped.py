@@ -29,29 +29,29 @@ def empty_dropped(before: Snapshot, changes: Sequence[Change]) -> None:
     objects of the process are looked at for who holds them, so this is asked only where a tensor would keep the body
     from being recorded."""
     old = [before.sources[path][1] for path in before.rebuilt if path in before.sources]
-    old += [one.before for one in changes if not one.container]
-    old = [one for one in old if type(one) in _CONTAINERS]
+    old += [change.before for change in changes if not change.container]
+    old = [value for value in old if type(value) in _CONTAINERS]
     inside = list(_inside(old))
-    tensors = [one for one in inside if type(one) is torch.Tensor]
+    tensors = [value for value in inside if type(value) is torch.Tensor]
     if not tensors or len(inside) >= _MOST or not _are_held_alone(before, inside, tensors, old):
         return
-    for one in old:
-        known = content_before(before, one)
-        if known is not None:
-            put_members(one, known[1], known[0])
+    for container in old:
+        content = content_before(before, container)
+        if content is not None:
+            put_members(container, content[1], content[0])
 
 
 def _inside(containers: Iterable[Any]) -> Iterator[Any]:
     """The containers, and the containers and tensors in them."""
     seen, begun = set[int](), list(containers)
     while begun and len(seen) < _MOST:
-        one = begun.pop()
-        if id(one) in seen or type(one) not in (*_CONTAINERS, tuple, torch.Tensor) or not gc.is_tracked(one):
+        value = begun.pop()
+        if id(value) in seen or type(value) not in (*_CONTAINERS, tuple, torch.Tensor) or not gc.is_tracked(value):
             continue
-        seen.add(id(one))
-        yield one
-        if type(one) is not torch.Tensor:
-            begun += one.values() if isinstance(one, dict) else one
+        seen.add(id(value))
+        yield value
+        if type(value) is not torch.Tensor:
+            begun += value.values() if isinstance(value, dict) else value
 
 
 def _are_held_alone(before: Snapshot, *lists: list[Any]) -> bool:
@@ -59,16 +59,16 @@ def _are_held_alone(before: Snapshot, *lists: list[Any]) -> bool:
     local name, so all references are counted, too: as many are not seen as of a new dict that only the list has."""
     inside = lists[0]
     inside.insert(0, {})
-    ours = {id(one) for one in (*inside, *lists)}
+    ours = {id(value) for value in (*inside, *lists)}
     for pairs in (before.sources.values(), before.entered, before.members, before.states, before.flags):
         ours |= {id(pairs), *map(id, pairs)}
     ours |= {id(source) for source, _ in before.sources.values()}
     unseen = set[int]()
-    for one in inside:
-        holders = holders_of(one)
+    for value in inside:
+        holders = holders_of(value)
         if any(id(holder) not in ours and type(holder) is not Change for holder in holders):
             return False
-        unseen.add(sys.getrefcount(one) - references_to(one, holders))
+        unseen.add(sys.getrefcount(value) - references_to(value, holders))
     return len(unseen) == 1
 
 

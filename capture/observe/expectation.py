@@ -53,10 +53,13 @@ def expected(watched: ObservedRun, described: DescribedRun) -> Expectation | Non
         and not any(special)
         and len(facts.devices) == 1
         and not facts.devices[0].startswith(("cpu", "meta"))
-        and all(one.generator == "default" for one in facts.draws)
-        and all(one.alias_group is None and not one.replaced for one in facts.placeholders)
-        and all(one.mutation is None or one.mutation.evidence == "schema" for one in facts.placeholders)
-        and all(one.owners and not one.also for one in described.implicit)
+        and all(draw.generator == "default" for draw in facts.draws)
+        and all(placeholder.alias_group is None and not placeholder.replaced for placeholder in facts.placeholders)
+        and all(
+            placeholder.mutation is None or placeholder.mutation.evidence == "schema"
+            for placeholder in facts.placeholders
+        )
+        and all(input_.owners and not input_.also for input_ in described.implicit)
         and all(leaf.kind in ("fresh", "input", "input-view", "python") for leaf in leaves)
         and all(effect.kind in ("tensor", "value", "count", "members") for effect in facts.effects)
         and capabilities.HAS_METADATA_GUARD
@@ -65,9 +68,13 @@ def expected(watched: ObservedRun, described: DescribedRun) -> Expectation | Non
         return None
     return Expectation(
         facts=facts,
-        implicit=tuple(one.path for one in described.implicit),
-        written={one.path: one.mutation for one in facts.placeholders if one.mutation is not None},
-        same_kind=_guard([one.owners[0][1] for one in described.implicit]),
+        implicit=tuple(input_.path for input_ in described.implicit),
+        written={
+            placeholder.path: placeholder.mutation
+            for placeholder in facts.placeholders
+            if placeholder.mutation is not None
+        },
+        same_kind=_guard([input_.owners[0][1] for input_ in described.implicit]),
         unread=described.unread,
     )
 
@@ -86,11 +93,11 @@ def find_implicit(before: Snapshot, wanted: Expectation) -> list[ImplicitInput] 
             return None
         storage = tensor.untyped_storage()
         owners = before.owners(storage)
-        if any(one is not tensor for _, one in owners):
+        if any(owner is not tensor for _, owner in owners):
             return None
         external = External(tensor, storage, None, wanted.written.get(path))
         implicit.append(ImplicitInput(path, tuple(owners), external))
-    return implicit if wanted.same_kind(*[one.external.tensor for one in implicit]) else None
+    return implicit if wanted.same_kind(*[input_.external.tensor for input_ in implicit]) else None
 
 
 def other_result(expected: Sequence[OutputInfo], found: Sequence[OutputInfo], call: Call) -> str | None:
@@ -113,7 +120,7 @@ def confirm(
     if wrote != set(wanted.written):
         return "other inputs are written"
     paths = {id(leaf): path for path, leaf in watched.arguments}
-    paths.update({id(one.external.tensor): one.path for one in implicit})
+    paths.update({id(input_.external.tensor): input_.path for input_ in implicit})
     for tensor, version in watched.versions:
         if tensor._version != version and paths.get(id(tensor)) not in wrote:
             return "a tensor was written that no operator told of"
@@ -123,14 +130,14 @@ def confirm(
     classify = Classifier(watched, watched.arguments)
     outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
     effects, effect_facts = effects_of(watched, classify)
-    output_facts = [output_info(one, watched) for one in outputs]
-    if [one.compared for one in output_facts] != [one.compared for one in wanted.facts.outputs]:
+    output_facts = [output_info(output, watched) for output in outputs]
+    if [output.compared for output in output_facts] != [output.compared for output in wanted.facts.outputs]:
         return "the outputs are others"
     if (difference := other_result(wanted.facts.outputs, output_facts, watched.call)) is not None:
         return difference
     effect_facts += kinds_as_effects(watched, [*(leaf for effect in effects for leaf in effect.leaves), *outputs])
-    if [one.compared for one in effect_facts] != [one.compared for one in wanted.facts.effects]:
+    if [effect.compared for effect in effect_facts] != [effect.compared for effect in wanted.facts.effects]:
         return "other state is changed"
-    if any(leaf.kind not in ("fresh", "input", "input-view", "python") for one in effects for leaf in one.leaves):
+    if any(leaf.kind not in ("fresh", "input", "input-view", "python") for effect in effects for leaf in effect.leaves):
         return "state is set to a tensor from elsewhere"
     return DescribedRun(wanted.facts, implicit, outputs, effects, unread=wanted.unread)

@@ -113,7 +113,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         devices=tuple(sorted(trace.devices)),
         opaque=(*call.opaque_leaves(), *_held_twice(watched), *opaque),
         subclasses=tuple(_subclasses(watched)),
-        escapes=tuple(Escape(tensor=one.info, op=one.op, where=one.where) for one in left),
+        escapes=tuple(Escape(tensor=escape.info, op=escape.op, where=escape.where) for escape in left),
         gradients=tuple(gradients),
         gradient_obstacles=tuple(obstacles),
         inlined=tuple(trace.inlined),
@@ -123,7 +123,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         sequence=tuple(trace.sequence),
         scalars=tuple(trace.scalars),
     )
-    unread = {one.path for one in handed_on} | {path for path, leaf in arguments if trace.is_unread(leaf)}
+    unread = {input_.path for input_ in handed_on} | {path for path, leaf in arguments if trace.is_unread(leaf)}
     return DescribedRun(facts, implicit, outputs, effects, unread=frozenset(unread))
 
 
@@ -148,7 +148,7 @@ def _held_twice(watched: ObservedRun) -> list[OpaqueLeaf]:
         root = [*source.chain()][-1] if path is not None else None
         if root is None or path is None or (root.kind == "root" and root.path not in ("self", "function")):
             continue
-        if any(one.path.startswith((f"{path}.", f"{source.path}.")) for one in changed):
+        if any(change.path.startswith((f"{path}.", f"{source.path}.")) for change in changed):
             kind = type(value).__qualname__
             leaves.append(OpaqueLeaf(path=path, type=kind, role="argument", num_tensors=0, also=source.path))
     return leaves
@@ -199,8 +199,8 @@ class Classifier:
                 self._arguments.setdefault(id(leaf.untyped_storage()), []).append((position, leaf))
         self._implicit: dict[int, str] = {}
         self._replaced = {change.source.path for change in watched.changed}
-        changed = [one for one in watched.changed if not one.container or one.members is not None]
-        left = [watched.result, *[one.after for one in changed]]
+        changed = [change for change in watched.changed if not change.container or change.members is not None]
+        left = [watched.result, *[change.after for change in changed]]
         if watched.watch.trace.has_checkpoints:  # reading what their graphs saved would run those blocks again
             left = []
         tensors = [leaf for value in left for _, leaf in result_leaves(value) if isinstance(leaf, torch.Tensor)]
@@ -237,8 +237,8 @@ class Classifier:
         if not owners:
             return ImplicitInput(unknown, (), external)
         source, tensor = owners[0]
-        same = tuple(one for one in owners if one[1] is tensor)
-        return ImplicitInput(source.path, same, external, tuple(one for one in owners if one[1] is not tensor))
+        same = tuple(owner for owner in owners if owner[1] is tensor)
+        return ImplicitInput(source.path, same, external, tuple(owner for owner in owners if owner[1] is not tensor))
 
     def _owners(self, storage: torch.UntypedStorage) -> list[tuple[Source, torch.Tensor]]:
         """Places that hold a tensor on this memory. Those that the body does not change come first."""
@@ -252,7 +252,7 @@ class Classifier:
                 storage = leaf.value.untyped_storage()
                 owners = self._owners(storage)
                 tensor = next(tensor for source, tensor in owners if source.path == leaf.source)
-                same = tuple(one for one in owners if one[1] is tensor)  # the body may have it from any of these
+                same = tuple(owner for owner in owners if owner[1] is tensor)  # the body may have it from any of these
                 self._implicit[id(storage)] = str(leaf.source)
                 inputs.append(ImplicitInput(str(leaf.source), same, External(tensor, storage, None)))
         return inputs
@@ -308,7 +308,7 @@ def effects_of(watched: ObservedRun, classify: Classifier) -> tuple[list[KeptEff
         if kind == "tensor":
             produced = [watched.watch.trace.produced.get(id(leaf.value.untyped_storage()))
                         for leaf in leaves if leaf.kind == "fresh"]  # fmt: skip
-            line = next((one.where for one in produced if one is not None), None)
+            line = next((line_of_leaf.where for line_of_leaf in produced if line_of_leaf is not None), None)
         facts.append(Effect(path=path, kind=kind, before=before, after=after, where=line))
     return kept, facts
 
@@ -326,10 +326,10 @@ def _kind_of_effect(change: Change, leaves: Sequence[KeptLeaf]) -> EffectKind:
     if change.amount is not None:
         return "count"
     plain = all(leaf.kind != "python" or _is_plain(leaf.value) for leaf in leaves)
-    known = plain and not any(leaf.kind == "foreign" for leaf in leaves)
+    is_plain = plain and not any(leaf.kind == "foreign" for leaf in leaves)
     if change.container:
-        return "members" if known and change.members is not None else "container"
-    if not known:
+        return "members" if is_plain and change.members is not None else "container"
+    if not is_plain:
         return "python"
     return "tensor" if any(isinstance(leaf.value, torch.Tensor) for leaf in leaves) else "value"
 
@@ -345,13 +345,13 @@ def _before_and_after(change: Change, leaves: Sequence[KeptLeaf]) -> tuple[str, 
         return "a number", f"{change.amount:+d}"
     if change.container and members is None:
         return str(change.before), str(change.after)
-    told = [leaf for leaf in leaves if leaf.kind == "python" and _is_plain(leaf.value)]
-    plain = [leaf.value for leaf in told if leaf.read is None]
-    values = ", ".join([_short(leaf.value) if leaf.read is None else READ_ANEW for leaf in told])
+    plain_leaves = [leaf for leaf in leaves if leaf.kind == "python" and _is_plain(leaf.value)]
+    plain = [leaf.value for leaf in plain_leaves if leaf.read is None]
+    values = ", ".join([_short(leaf.value) if leaf.read is None else READ_ANEW for leaf in plain_leaves])
     if any(len(repr(value)) > _SHOWN for value in plain):
         values += f" #{hashlib.sha1(repr(plain).encode()).hexdigest()[:16]}"
     if members is None:
-        shown = values if leaves and len(told) == len(leaves) else _short(change.after)
+        shown = values if leaves and len(plain_leaves) == len(leaves) else _short(change.after)
         return _short(change.before), shown
     if members.is_free:
         return "members", f"+{len(members.new)} members {values}".rstrip()
@@ -380,11 +380,11 @@ def kinds_as_effects(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> list[Eff
 
 def _kept_for_gradients(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> Iterator[Effect]:
     """Gradients of leaves that the body made, and hooks on them."""
-    left = [("output", watched.result), *[(one.source.path, one.after) for one in watched.changed]]
-    around = [one for path, value in left for one in pytree.wrappers(value, path)]
+    left = [("output", watched.result), *[(change.source.path, change.after) for change in watched.changed]]
+    around = [wrapper for path, value in left for wrapper in pytree.wrappers(value, path)]
     old = {id(value) for _, value in watched.before.sources.values()} if around else ()
     made = [(leaf.path, leaf.value) for leaf in kept if leaf.kind in MADE]
-    for path, tensor in [*made, *[one for one in around if id(one[1]) not in old]]:
+    for path, tensor in [*made, *[wrapper for wrapper in around if id(wrapper[1]) not in old]]:
         for name, value in kept_for_gradients(tensor) if is_leaf(tensor) and tensor.requires_grad else ():
             yield Effect(path=f"{path}.{name}", kind="python", before="None", after=_short(value))
 
@@ -514,21 +514,21 @@ def _outputs(watched: ObservedRun, classify: Classifier) -> list[KeptLeaf]:
     trace, values = watched.watch.trace, {leaf.path: leaf.value for leaf in leaves}
     reads: dict[str, int | tuple[int, str]] = {}
     for number, several in returned_at(trace.reads).items():
-        found: dict[str, int | tuple[int, str]] = {}
+        number_of_path: dict[str, int | tuple[int, str]] = {}
         for place, formula in several:
             path = watched.call.place_in_result(place)
-            found[path] = (number, formula) if formula else number
+            number_of_path[path] = (number, formula) if formula else number
             if formula and not is_value_of(trace, number, formula, values.get(path)):
-                trace.reads[number], found = read_text(trace.kept[number][0]), {}
+                trace.reads[number], number_of_path = read_text(trace.kept[number][0]), {}
                 break
-        reads |= found
+        reads |= number_of_path
     return [evolve(leaf, read=reads[leaf.path]) if leaf.path in reads else leaf for leaf in leaves]
 
 
 def _taken_up(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> tuple[Drift, ...]:
     """Iterators and coroutines that the run made: whoever gets one uses it up, so the next call has another. Told after
     one run, so that none is recorded: a coroutine of a run that is thrown away would warn that nobody awaited it."""
-    new = [one for one in outputs if is_used_up(one.value) and not watched.had(one.value)]
+    new = [output for output in outputs if is_used_up(output.value) and not watched.had(output.value)]
     names = [f"the {type(one.value).__qualname__} of that call" for one in new]
     return tuple([Drift(path=one.path, first=name, second="another") for one, name in zip(new, names, strict=True)])
 
@@ -543,7 +543,7 @@ def output_info(leaf: KeptLeaf, watched: ObservedRun) -> OutputInfo:
     if isinstance(leaf.value, torch.Tensor):
         return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, tensor=tensor_info(leaf.value))
     held = objects.referent(leaf.value)
-    told = repr(leaf.value)[:200] if held is None else f"weakref to {type(held).__qualname__}"
+    text = repr(leaf.value)[:200] if held is None else f"weakref to {type(held).__qualname__}"
     if held is None and not (is_value(leaf.value) or is_copied(leaf.value) or watched.had(leaf.value)):
-        told += identity_text(leaf.value)
-    return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, value=told)
+        text += identity_text(leaf.value)
+    return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, value=text)

@@ -36,7 +36,7 @@ def uses(watched: ObservedRun, arguments: Arguments, kept: Sequence[KeptLeaf]) -
     freed = {at for at, kind in kinds_of(kept).items() if kind.freed is not None}
     others = [leaf for at, leaf in enumerate(kept) if at not in freed and leaf.kind not in handed_back]
     left = [leaf.value for leaf in others if isinstance(leaf.value, torch.Tensor)]
-    left += [one.tensor for one in watched.watch.trace.externals.values() if one.mutation is not None]
+    left += [external.tensor for external in watched.watch.trace.externals.values() if external.mutation is not None]
     if all(is_leaf(tensor) for tensor in left):
         return []
     uses_found = []
@@ -51,12 +51,14 @@ def obstacles(
     watched: ObservedRun, arguments: Arguments, outputs: Sequence[KeptLeaf], effects: Sequence[KeptEffect]
 ) -> list[GradientObstacle]:
     """Why forward and backward cannot be a pair of recordings; empty if they can."""
-    tensors = [leaf.value for leaf in outputs] + [one.tensor for one in watched.watch.trace.externals.values()]
-    if any(isinstance(one, torch.Tensor) and refuses(one) for one in tensors):
+    tensors = [leaf.value for leaf in outputs] + [
+        external.tensor for external in watched.watch.trace.externals.values()
+    ]
+    if any(isinstance(tensor, torch.Tensor) and refuses(tensor) for tensor in tensors):
         return [GradientObstacle(path=None, reason="autograd refuses to look at a view that was written")]
-    beside = [one for one in effects if _is_like_a_result(watched, one.change)]
-    outputs = [*outputs, *[leaf for one in beside for leaf in one.leaves]]
-    effects = [one for one in effects if one not in beside]
+    beside = [effect for effect in effects if _is_like_a_result(watched, effect.change)]
+    outputs = [*outputs, *[leaf for effect in beside for leaf in effect.leaves]]
+    effects = [effect for effect in effects if effect not in beside]
     obstacles_found = [*_outputs(outputs), *_effects(effects), *_externals(watched, arguments)]
     if not torch.is_grad_enabled():
         obstacles_found.append(GradientObstacle(path=None, reason="gradients are switched on inside alone"))
@@ -64,7 +66,7 @@ def obstacles(
     obstacles_found += [
         GradientObstacle(path=None, reason=f"the body uses {name}", where=at) for name, at in trace.hooks
     ]
-    if trace.has_checkpoints and (watched.changed or any(one.mutation for one in trace.externals.values())):
+    if trace.has_checkpoints and (watched.changed or any(external.mutation for external in trace.externals.values())):
         reason = "the body writes state, and parts of it run again in the backward pass"
         obstacles_found.append(GradientObstacle(path=None, reason=reason))
     obstacles_found += _partly_reached(watched, outputs)
@@ -72,9 +74,9 @@ def obstacles(
     if any(name_of(node) == _RECOMPUTES for node in nodes):
         obstacles_found.append(GradientObstacle(path=None, reason="the body is recomputed in the backward pass"))
     before = watched.before
-    state = {id(one) for _, one in before.entered} | {id(one) for _, one, _ in before.members}
-    plain = [one for _, one in watched.arguments if type(one) is torch.Tensor and one.layout is torch.strided]
-    own = {id(one.untyped_storage()) for one in plain if not one.is_nested}.union(watched.watch.alive())
+    state = {id(value) for _, value in before.entered} | {id(value) for _, value, _ in before.members}
+    plain = [leaf for _, leaf in watched.arguments if type(leaf) is torch.Tensor and leaf.layout is torch.strided]
+    own = {id(tensor.untyped_storage()) for tensor in plain if not tensor.is_nested}.union(watched.watch.alive())
     keeper = kept_by_nodes.keeper(nodes, state, own)
     if keeper is not None:
         reason = f"{keeper.__qualname__} keeps tensors in attributes of its ctx, apart from save_for_backward()"
@@ -96,8 +98,8 @@ def of_wrappers(watched: ObservedRun) -> Iterator[SubclassLeaf]:
     """Tensors that hold other tensors and are part of a graph themselves, of which those they hold know nothing."""
     arguments = watched.call.named_values(watched.values) if torch.is_grad_enabled() else {}
     given = [wrapper for name, value in arguments.items() for wrapper in pytree.wrappers(value, name)]
-    results = [("output", watched.result), *[(one.source.path, one.after) for one in watched.changed]]
-    left = [one for path, value in results for one in pytree.wrappers(value, path) if not one[1].is_leaf]
+    results = [("output", watched.result), *[(change.source.path, change.after) for change in watched.changed]]
+    left = [wrapper for path, value in results for wrapper in pytree.wrappers(value, path) if not wrapper[1].is_leaf]
     for path, wrapper in (*given, *left):
         if wrapper.requires_grad:
             yield SubclassLeaf(path=path, type=f"{type(wrapper).__qualname__} that needs gradients")
@@ -169,16 +171,17 @@ def _partly_reached(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> Iterat
 
 
 def _known(watched: ObservedRun) -> dict[tuple[Any, int], torch.Tensor]:
-    """Inputs of the body that came with a graph, by their place in it."""
+    """Inputs of the body that came with a graph, by node and output number."""
     inputs = [leaf for _, leaf in watched.arguments if isinstance(leaf, torch.Tensor)]
-    inputs += [one.tensor for one in watched.watch.trace.externals.values()]
+    inputs += [external.tensor for external in watched.watch.trace.externals.values()]
     return {(tensor.grad_fn, tensor.output_nr): tensor for tensor in inputs if tensor.grad_fn is not None}
 
 
 def ends_of(
     above: list[Any], with_graphs: dict[tuple[Any, int], torch.Tensor]
 ) -> list[tuple[torch.Tensor, GradientEdge]]:
-    """Where a graph ends: at leaves, and at ``known`` tensors of Python state that come with a graph of their own."""
+    """Where a graph ends: at leaves, and at tensors of Python state that came with a graph of their own
+    (``with_graphs``, by node and output number)."""
     stack, seen, ends = [*above], set(above), {}
     while stack:
         for node, number in stack.pop().next_functions:
@@ -197,11 +200,15 @@ def saved_above(ends: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """What the nodes of a graph have saved, once for each time, where it is still there."""
     for node in nodes_above(ends):
         users = isinstance(node, torch.autograd.function.BackwardCFunction)
-        for name in ["saved_tensors"] if users else [one for one in dir(node) if one.startswith("_saved_")]:
+        for name in (
+            ["saved_tensors"]
+            if users
+            else [name_in_node for name_in_node in dir(node) if name_in_node.startswith("_saved_")]
+        ):
             saved: Any = None
             with contextlib.suppress(RuntimeError):  # its saved tensors were freed
                 saved = getattr(node, name)
-            yield from (one for _, one in pytree.leaves(saved) if isinstance(one, torch.Tensor))
+            yield from (leaf for _, leaf in pytree.leaves(saved) if isinstance(leaf, torch.Tensor))
 
 
 def _nodes(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> list[Any]:

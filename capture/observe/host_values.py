@@ -26,7 +26,7 @@ _tolist: Any = torch.Tensor.tolist  # torch's own, also while a body is watched
 _repr: Any = torch.Tensor.__repr__
 _format: Any = torch.Tensor.__format__
 ARRAYS = ("numpy", "__array__")
-"""What they give lies on the tensor's own memory."""
+"""Reads whose result shares the tensor's memory."""
 
 
 def describer_of(name: str, tensor: torch.Tensor) -> Describe | None:
@@ -123,7 +123,7 @@ class Arrays:
         return [(storage, one) for storage, one in known if one.storage() is storage]
 
     def forget(self) -> None:
-        """The run is over."""
+        """Forget all arrays: the run is over."""
         self._known.clear()
 
 

@@ -50,7 +50,7 @@ class Given:
         self.number, self.view = number, view
 
     def among(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The tensor."""
+        """The tensor that this stands for, given the arguments' tensors."""
         tensor = tensors[self.number]
         if self.view is None:
             return tensor
@@ -105,14 +105,14 @@ class Before:
     @classmethod
     def now(cls, places: tuple[Place, ...]) -> Before:
         """The same places with their present values."""
-        return cls(places, tuple(one.get() for one in places))
+        return cls(places, tuple(place.get() for place in places))
 
     @contextlib.contextmanager
     def put_out(self) -> Iterator[list[StateChange]]:
         """In the block it is so, and afterwards as it was. Gives, once that is over, places to which the island itself
         gave other values."""
         left: list[StateChange] = []
-        before = [one.get() for one in self.places]
+        before = [place.get() for place in self.places]
         try:
             for place, value, value_before in zip(self.places, self.values, before, strict=True):
                 if value is not value_before:
@@ -157,9 +157,11 @@ class Outcome:
     written: tuple[tuple[int, torch.Tensor], ...] = ()
     """Arguments that it wrote, by number, with their contents afterwards."""
     beside: tuple[tuple[torch.Tensor, torch.Tensor | None], ...] = ()
-    """The same for other tensors that were watched; None as long as they hold that."""
+    """Other tensors that it wrote, with their contents afterwards; None as long as the tensor itself still holds
+    them."""
     generators: tuple[tuple[torch.Generator, torch.Tensor | None], ...] = ()
-    """Generators that it may have drawn from, with their states afterwards; None as long as they are in them."""
+    """Generators that it may have drawn from, with their states afterwards; None as long as the generator itself still
+    has that state."""
     state: tuple[StateChange, ...] = ()
     """Its changes of Python state that the body may have read before."""
     places: tuple[Place, ...] = ()
@@ -213,13 +215,13 @@ _left = _Left()
 
 
 def answer(owner: Any, outcomes: list[Outcome]) -> None:
-    """These ran in this call, in this order: they are answered, until ``settle`` for the same owner. What was answered
-    is taken from the list, so that nothing of it is kept alive."""
+    """Answer these islands, which ran in this call in this order, until ``settle`` is called for the same owner. An
+    outcome is removed from the list once it was used, so that nothing of it is kept alive."""
     _left.owner, _left.outcomes = owner, outcomes
 
 
 def settle(owner: Any) -> None:
-    """The call is over."""
+    """The owner's call is over: answer no more of its islands."""
     if _left.owner is owner:
         _left.owner, _left.outcomes = None, []
 
@@ -269,8 +271,8 @@ def perform(
         answered.again(args, kwargs)
         return answered, answered.among(answered.given(args, kwargs))
     tensors = list(tensors_of((args, kwargs, before.values)))
-    versions = [version_of(one) for one in (*tensors, *beside)]
-    states = [one.get_state() if keeps else None for one in generators]
+    versions = [version_of(tensor) for tensor in (*tensors, *beside)]
+    states = [generator.get_state() if keeps else None for generator in generators]
     begin, ran, made = time.perf_counter(), list[tuple[Any, BaseException | None]](), list[Outcome]()
     left: Sequence[StateChange] = ()
 
@@ -297,7 +299,7 @@ def perform(
             holders = _holders(ran[0][0])  # first: nothing else here has the result yet
             outcome = _outcome(function, ran[0][0], holders, tensors)
         ms = (time.perf_counter() - begin) * 1e3
-        written = [(at, one) for at, one in enumerate((*tensors, *beside)) if version_of(one) != versions[at]]
+        written = [(at, tensor) for at, tensor in enumerate((*tensors, *beside)) if version_of(tensor) != versions[at]]
         count = len(tensors)
         made[:] = [
             evolve(
@@ -306,8 +308,8 @@ def perform(
                 state=tuple(left),
                 places=before.places,
                 unsuited=outcome.unsuited or (f"changes {left[0].place.path}" if left else None),
-                written=tuple((at, one.detach().clone()) for at, one in written if at < count),
-                beside=tuple((one, one.detach().clone() if keeps else None) for at, one in written if at >= count),
+                written=tuple((at, tensor.detach().clone()) for at, tensor in written if at < count),
+                beside=tuple((t, t.detach().clone() if keeps else None) for at, t in written if at >= count),
                 generators=_drawn_from(generators, states),
             )
         ]
@@ -328,7 +330,8 @@ def _drawn_from(
 
 
 def version_of(tensor: torch.Tensor) -> int | str:
-    """Another one once it was written. Tensors of inference mode do not count: those are told by what they hold."""
+    """A value that changes when the tensor is written: its version counter, or, as tensors of inference mode have none,
+    a digest of its contents."""
     return digest(tensor) if tensor.is_inference() else tensor._version
 
 
@@ -402,25 +405,25 @@ def _outcome(
 ) -> Outcome:
     made: list[torch.Tensor] = []
     try:
-        text = _told(result, inputs, made)
+        text = _text_of(result, inputs, made)
         template = pytree.rebuild(result, lambda leaf: _template(leaf, inputs)) if inputs else result
     except UnsuitedError as unsuited:
         return Outcome(function, result, "", unsuited=str(unsuited))
-    fresh, leaves = {id(one) for one in made}, list(tensors_of(result))
+    fresh, leaves = {id(tensor) for tensor in made}, list(tensors_of(result))
     alone = _ALONE[isinstance(result, torch.Tensor)]
     held = [id(leaf) in fresh and any(map(operator.gt, by, alone)) for leaf, by in zip(leaves, holders, strict=True)]
     kept = any(held)
     return Outcome(function, template, text, tuple(made), unsuited="keeps a tensor that it gives" if kept else None)
 
 
-def _told(value: Any, inputs: Sequence[torch.Tensor], made: list[torch.Tensor], depth: int = 0) -> str:
+def _text_of(value: Any, inputs: Sequence[torch.Tensor], made: list[torch.Tensor], depth: int = 0) -> str:
     if isinstance(value, torch.Tensor):
-        return _told_tensor(value, inputs, made)
+        return _text_of_tensor(value, inputs, made)
     kind = type(value)
     if kind in (tuple, list) or pytree.is_namedtuple(kind):
-        return f"{kind.__qualname__}[{', '.join(_told(one, inputs, made, _deeper(depth)) for one in value)}]"
+        return f"{kind.__qualname__}[{', '.join(_text_of(member, inputs, made, _deeper(depth)) for member in value)}]"
     if kind is dict:
-        members = (f"{key!r}: {_told(one, inputs, made, _deeper(depth))}" for key, one in value.items())
+        members = (f"{key!r}: {_text_of(member, inputs, made, _deeper(depth))}" for key, member in value.items())
         if any(type(key) not in PLAIN_TYPES for key in value):
             raise UnsuitedError("gives a dict whose keys are no plain values")
         return f"{{{', '.join(members)}}}"
@@ -429,7 +432,7 @@ def _told(value: Any, inputs: Sequence[torch.Tensor], made: list[torch.Tensor], 
     raise UnsuitedError(f"gives an object of type {kind.__qualname__}")
 
 
-def _told_tensor(value: torch.Tensor, inputs: Sequence[torch.Tensor], made: list[torch.Tensor]) -> str:
+def _text_of_tensor(value: torch.Tensor, inputs: Sequence[torch.Tensor], made: list[torch.Tensor]) -> str:
     _check_tensor(value)
     template = _template(value, inputs)
     if type(template) is Given:
@@ -437,7 +440,7 @@ def _told_tensor(value: torch.Tensor, inputs: Sequence[torch.Tensor], made: list
     if value.requires_grad:
         raise UnsuitedError("gives a tensor that needs gradients: return it with .detach()")
     storage = value.untyped_storage()._cdata
-    if any(one.untyped_storage()._cdata == storage for one in made):
+    if any(tensor.untyped_storage()._cdata == storage for tensor in made):
         raise UnsuitedError("gives tensors that share memory")
     made.append(value)
     return f"{value.dtype}{list(value.shape)}{list(value.stride())} {value.device.type}"
@@ -465,7 +468,7 @@ def _holders(result: Any) -> list[tuple[int, int]]:
     is a view of, which counts as held where others have that, too."""
     leaves, uses_of = list(tensors_of(result)), []
     for at in range(len(leaves)):
-        count = sys.getrefcount(leaves[at]) - sum(one is leaves[at] for one in leaves)
+        count = sys.getrefcount(leaves[at]) - sum(leaf is leaves[at] for leaf in leaves)
         uses = capabilities.use_count(leaves[at]) + capabilities.storage_use_count(leaves[at].untyped_storage())
         if leaves[at]._is_view():
             base: Any = leaves[at]._base
@@ -481,7 +484,7 @@ def _probe_base() -> tuple[int, int]:
     return sys.getrefcount(base), capabilities.use_count(base)
 
 
-_NOTHING = _told(None, (), [])
+_NOTHING = _text_of(None, (), [])
 _ALONE_BASE, _BASE_USES = _probe_base()
 
 
@@ -495,4 +498,4 @@ _ALONE = {
     True: _probe(lambda: torch.zeros(1, device="cpu")),
     False: _probe(lambda: [torch.zeros(1, device="cpu")]),
 }
-"""Of a tensor that nobody else has: that is the result, or is in it."""
+"""Reference counts of a tensor that nobody else holds: one that is the result, and one inside the result."""

@@ -22,14 +22,14 @@ from capture.torch_private.subclasses import is_wrapper
 _MOST = 10_000  # objects that are looked at
 
 
-def keeper(nodes: Iterable[Any], known: Collection[int], own: Collection[int]) -> type | None:
+def keeper(nodes: Iterable[Any], reached: Collection[int], own: Collection[int]) -> type | None:
     """The function of one of these nodes that keeps tensors in attributes; None if there is none.
 
     ``known``: objects of Python state, by ``id``: what they hold is found there in each call. ``own``: storages of
     arguments and of what the run made, by ``id``."""
     for node in nodes:
         kind = function_of(node)
-        if kind is not None and _reaches_tensors(list(getattr(node, "__dict__", {}).values()), known, own):
+        if kind is not None and _reaches_tensors(list(getattr(node, "__dict__", {}).values()), reached, own):
             return kind
     return None
 
@@ -46,7 +46,7 @@ def _may_change(tensor: torch.Tensor, own: Collection[int]) -> bool:
     return id(tensor.untyped_storage()) in own
 
 
-def _reaches_tensors(stack: list[Any], known: Collection[int], own: Collection[int]) -> bool:
+def _reaches_tensors(stack: list[Any], reached: Collection[int], own: Collection[int]) -> bool:
     """A tensor hangs on one of these objects. More objects than can be looked at count as one."""
     seen = set[int]()
     kept = list[Any]()  # so that no ``id`` is used twice
@@ -56,7 +56,7 @@ def _reaches_tensors(stack: list[Any], known: Collection[int], own: Collection[i
             if _may_change(value, own):
                 return True
             continue
-        if type(value) in PLAIN_TYPES or id(value) in seen or id(value) in known:
+        if type(value) in PLAIN_TYPES or id(value) in seen or id(value) in reached:
             continue
         if len(seen) >= _MOST:
             return True

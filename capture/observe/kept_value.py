@@ -26,7 +26,8 @@ from capture.state.source import Source
 
 @frozen(eq=False)
 class _Found:
-    """What a leaf is: the read, with its formula, its value, and where it was put."""
+    """A read that a leaf holds: its number (with the formula, if Python computed something of it), its value, and where
+    the body put it."""
 
     read: int | tuple[int, str]
     value: Any
@@ -35,7 +36,7 @@ class _Found:
 
 @define
 class KeptReads:
-    """Those of one run."""
+    """The reads of one run whose numbers the body keeps."""
 
     watched: ObservedRun
     _uses: UsesOfNames = field(init=False)
@@ -58,7 +59,7 @@ class KeptReads:
 
     def unchanged(self) -> Iterator[Change]:
         """Places that hold the same number as before the run: by the next call it is another one."""
-        changed = {(id(one.source.holder), one.source.name) for one in self.watched.changed}
+        changed = {(id(change.source.holder), change.source.name) for change in self.watched.changed}
         for _, places in self.watched.watch.trace.kept.values():
             for place in places:
                 if place.kind == "append" or (id(place.holder), place.name) in changed:
@@ -75,25 +76,29 @@ class KeptReads:
         reads: dict[int, _Found] = {}
         for number, (value, places) in trace.kept.items():
             wanted = as_returned(trace.reads[number], value)
-            found = [self._leaves(place, effects, computed(place.formula, wanted)) for place in places]
-            leaves = [id(leaf) for several in found for leaf in several or ()]
-            if None in found or len(set(leaves)) < len(leaves) or not reads.keys().isdisjoint(leaves):
+            leaves_of_places = [self._leaves(place, effects, computed(place.formula, wanted)) for place in places]
+            leaves = [id(leaf) for several in leaves_of_places for leaf in several or ()]
+            if None in leaves_of_places or len(set(leaves)) < len(leaves) or not reads.keys().isdisjoint(leaves):
                 trace.reads[number] = read_text(value)
                 continue
-            for place, several in zip(places, found, strict=True):
-                one = _Found((number, place.formula) if place.formula else number, wanted, place)
-                reads |= dict.fromkeys(map(id, several or ()), one)
-        return [self._marked(one, reads) for one in effects]
+            for place, several in zip(places, leaves_of_places, strict=True):
+                kept_read = _Found((number, place.formula) if place.formula else number, wanted, place)
+                reads |= dict.fromkeys(map(id, several or ()), kept_read)
+        return [self._marked(effect, reads) for effect in effects]
 
     def _marked(self, effect: KeptEffect, reads: Mapping[int, _Found]) -> KeptEffect:
         if reads.keys().isdisjoint(map(id, effect.leaves)):
             counted = self._counted.get(id(effect.change.source))
             return effect if counted is None else KeptEffect(counted, ())
-        adds = any(one.place.adds for one in (reads[id(leaf)] for leaf in effect.leaves if id(leaf) in reads))
+        adds = any(
+            kept_read.place.adds for kept_read in (reads[id(leaf)] for leaf in effect.leaves if id(leaf) in reads)
+        )
         was = self._counted.get(id(effect.change.source), effect.change)
         change, changed = evolve(effect.change, is_read_anew=True, adds_read=adds), self.watched.changed
-        is_there = any(one is was for one in changed)
-        changed[:] = [change if one is was else one for one in changed] + [change] * (not is_there)
+        is_there = any(change_so_far is was for change_so_far in changed)
+        changed[:] = [change if change_so_far is was else change_so_far for change_so_far in changed] + [change] * (
+            not is_there
+        )
         return KeptEffect(change, tuple(_with_read(leaf, reads.get(id(leaf))) for leaf in effect.leaves))
 
     def _leaves(self, place: Kept, effects: Sequence[KeptEffect], value: Any) -> list[KeptLeaf] | None:

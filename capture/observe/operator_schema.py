@@ -100,16 +100,16 @@ Known = tuple[OperatorTraits, Callable[..., Any], Operator]
 _known: dict[int, Known] = {}
 """By ``id``, as hashing an operator takes longer than all the rest; they are kept, so that ids stay unique."""
 readers: dict[int, tuple[str, Callable[..., Any], bool]] = {}
-"""Those of them that do nothing but read tensors: name, what runs it, whether it makes a view."""
+"""Operators that only read tensors: name, function that runs it, whether it makes a view."""
 
 
 plain: dict[int, OperatorTraits] = {}
-"""Those that make new tensors of tensors, and of which nothing else is to be noted, where all are on one device."""
+"""Operators that make new tensors of tensors. If all tensors are on one device, nothing else has to be noted."""
 _LOOKED_AT = frozenset({"_efficientzerotensor", "wait_tensor", "_to_copy", "copy"})
 
 
 def looked_up(op: Operator) -> Known:
-    """Traits of an overload, what runs it, and itself; computed once."""
+    """Traits of an overload, the function that runs it, and the overload itself; computed once."""
     entry = _known.get(id(op))
     if entry is None:
         op_traits, run = _traits_of(op), fast_operator(op)
@@ -162,7 +162,7 @@ def _traits_of(op: Operator) -> OperatorTraits:
     changes = _metadata_change(base, tags)
     unsafe = torch.Tag.cudagraph_unsafe in tags if hasattr(torch.Tag, "cudagraph_unsafe") else False
     lists = base.startswith(("_foreach", "_fused")) and bool(writes)
-    view = bool(schema.returns) and not writes and all(one.alias_info is not None for one in schema.returns)
+    view = bool(schema.returns) and not writes and all(argument.alias_info is not None for argument in schema.returns)
     foreign = namespace not in _TRUSTED
     special = full in _NORM_FAMILY or base in _CASTING_INSIDE or base.startswith("lift") or lists
     return OperatorTraits(
@@ -219,11 +219,11 @@ def number_arguments(op: Operator) -> frozenset[int | str]:
     arguments = op._schema.arguments
     kinds = [str(argument.type) for argument in arguments]
     sized = any("Tensor" in kind or argument.name == "size" for kind, argument in zip(kinds, arguments, strict=True))
-    known = op.namespace == "aten" and torch.Tag.dynamic_output_shape not in op.tags
-    if not known or not (sized or op._schema.name == "aten::scalar_tensor"):
+    has_fixed_sizes = op.namespace == "aten" and torch.Tag.dynamic_output_shape not in op.tags
+    if not has_fixed_sizes or not (sized or op._schema.name == "aten::scalar_tensor"):
         return frozenset()
-    found = [at for at, kind in enumerate(kinds) if kind in _NUMBERS]
-    return frozenset([*found, *(arguments[at].name for at in found)])
+    positions = [at for at, kind in enumerate(kinds) if kind in _NUMBERS]
+    return frozenset([*positions, *(arguments[at].name for at in positions)])
 
 
 _REACHING = ("as_strided", "as_strided_", "as_strided_copy", "set_")

@@ -37,7 +37,7 @@ class ReleasedGradients:
     """By ``id`` of a storage, which the snapshot keeps: tensors on it that were dropped."""
 
     def free(self, gradient: torch.Tensor) -> None:
-        """The body has dropped it. Its caller has one reference to it."""
+        """Free a gradient that the body has dropped. The caller of this holds one reference to it."""
         if not self._held:
             for source, value in self._before.sources.values():
                 self._held.update((id(value), id(source.holder)))
@@ -75,7 +75,7 @@ def keep(gradient: torch.Tensor) -> None:
 
 
 def _references(members: list[Any]) -> list[int]:
-    return [sys.getrefcount(one) for one in members]
+    return [sys.getrefcount(member) for member in members]
 
 
 class _Holder:

@@ -40,12 +40,12 @@ def is_value(value: Any) -> bool:
 
 
 def is_used_up(value: Any) -> bool:
-    """Nobody can use it twice."""
+    """It can be used once, as an iterator or a coroutine."""
     return isinstance(value, (Iterator, AsyncIterator, Awaitable))
 
 
 def is_copied(value: Any) -> bool:
-    """Each call gets one of its own."""
+    """A replay hands out a copy of it, so that each call gets one of its own."""
     return type(value) in _COPIED or is_array_type(type(value))
 
 
@@ -55,8 +55,8 @@ def identity_text(value: Any) -> str:
 
 
 def are_of_this_process(facts: Facts) -> bool:
-    """Numbers of objects tell nothing elsewhere."""
-    return any(one.value is not None and _MARK in one.value for one in facts.outputs)
+    """The facts contain numbers of objects, which mean nothing in another process."""
+    return any(output.value is not None and _MARK in output.value for output in facts.outputs)
 
 
 def _number_of(value: Any) -> int:
@@ -71,7 +71,7 @@ def _number_of(value: Any) -> int:
         except TypeError:
             return number
         if len(_known) > _MOST:
-            for address in [address for address, (one, _) in _known.items() if one() is None]:
+            for address in [address for address, (reference, _) in _known.items() if reference() is None]:
                 del _known[address]
         return number
 

@@ -67,7 +67,7 @@ class _Constant:
 
 @frozen
 class _Name:
-    """What the code names."""
+    """A value that the code reads by name."""
 
     kind: str
     name: str
@@ -114,7 +114,8 @@ class _Stored:
 
 @frozen(eq=False)
 class Kept:
-    """The same, with the object. ``count``: places in what was put there; ``formula``: see ``computed``."""
+    """As ``_Stored``, with the object itself. ``count``: how many places of what was put there hold the value;
+    ``formula``: see ``computed``."""
 
     kind: str
     holder: Any
@@ -125,7 +126,7 @@ class Kept:
 
 
 class _Refused(Exception):
-    """The value may be used."""
+    """The value may be used for something, so it has to be compared."""
 
 
 Value = _Read | _Constant | _Name | _Made | _Computed | _Sum | None
@@ -172,15 +173,15 @@ def place_of_read(value: Any) -> tuple[str, list[Kept]] | None:
         at = _step_at(frame.f_code, frame.f_lasti)
         if inner is not None and not _calls(frame, at, inner.f_code):
             return None
-        found = _left_by(frame.f_code, at, left)
-        more = None if found is None else [_kept(frame, one) for one in found[1]]
-        if found is None or more is None or None in more:
+        value_and_kept = _left_by(frame.f_code, at, left)
+        more = None if value_and_kept is None else [_kept(frame, stored) for stored in value_and_kept[1]]
+        if value_and_kept is None or more is None or None in more:
             return None
         try:
-            left = _with_numbers(frame, found[0])
+            left = _with_numbers(frame, value_and_kept[0])
         except _Refused:
             return None
-        kept += [one for one in more if one is not None]
+        kept += [place for place in more if place is not None]
         if not _holds_read(left):
             break
     places = [*_places(left, "output"), *[_KEPT] * len(kept)]
@@ -192,12 +193,12 @@ def _frames() -> list[types.FrameType]:
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
-    found: list[types.FrameType] = []
-    while frame is not None and len(found) < _MOST_FRAMES and not frame.f_code.co_filename.startswith(_HERE):
-        found.append(frame)
+    frames: list[types.FrameType] = []
+    while frame is not None and len(frames) < _MOST_FRAMES and not frame.f_code.co_filename.startswith(_HERE):
+        frames.append(frame)
         frame = frame.f_back
         if frame is not None and frame.f_code.co_filename.startswith(_BODY_RUNS_IN):
-            return found
+            return frames
     return []
 
 
@@ -210,16 +211,20 @@ def _kind_of_read(frame: types.FrameType, value: Any) -> str | None:
     asked = steps[at - 1]
     if call.arg == 0:
         return "" if asked.argval == "item" and asked.opname in ("LOAD_METHOD", "LOAD_ATTR") else None
-    callees = [_resolved(frame, one) for one in _callees(frame.f_code, at)] if call.arg == 1 else []
+    callees = [_resolved(frame, callee) for callee in _callees(frame.f_code, at)] if call.arg == 1 else []
     for name, kind in _KINDS.items():
-        if any(one is kind for one in callees):
+        if any(callee is kind for callee in callees):
             return f"{name} of " if name != "int" or isinstance(value, int) else None  # that of a fraction may raise
     return None
 
 
 @functools.lru_cache(maxsize=256)
 def _steps(code: types.CodeType) -> tuple[dis.Instruction, ...]:
-    return tuple(one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "PRECALL", "NOP"))
+    return tuple(
+        instruction
+        for instruction in dis.get_instructions(code)
+        if instruction.opname not in ("CACHE", "PRECALL", "NOP")
+    )
 
 
 def _step_at(code: types.CodeType, offset: int) -> int:
@@ -237,7 +242,7 @@ def _offset(step: dis.Instruction) -> int:
 
 def _calls(frame: types.FrameType, at: int, code: types.CodeType) -> bool:
     """This frame's present instruction itself calls the function with this code: code in C does not stand between."""
-    return any(_code_of(_resolved(frame, one)) is code for one in _callees(frame.f_code, at))
+    return any(_code_of(_resolved(frame, callee)) is code for callee in _callees(frame.f_code, at))
 
 
 @functools.lru_cache(maxsize=256)
@@ -273,7 +278,7 @@ def _resolved(frame: types.FrameType, name: Value) -> Any:
 def _with_numbers(frame: types.FrameType, value: Value) -> Value:
     """The same with the numbers that this frame computes with in the place of their names."""
     if isinstance(value, _Made):
-        return _Made(tuple([(name, _with_numbers(frame, one)) for name, one in value.members]))
+        return _Made(tuple([(name, _with_numbers(frame, member)) for name, member in value.members]))
     if not isinstance(value, _Computed):
         return value
     steps = []
@@ -322,7 +327,7 @@ def _kept(frame: types.FrameType, stored: _Stored) -> Kept | None:
 
 
 def _code_of(value: Any) -> types.CodeType | None:
-    """That of the Python function that a call of the value runs."""
+    """The code of the Python function that runs if this value is called; None for anything else."""
     if isinstance(value, (types.MethodType, staticmethod, classmethod)):
         value = value.__func__
     if not isinstance(value, types.FunctionType) and not isinstance(value, type):
@@ -392,14 +397,14 @@ def _given(step: dis.Instruction, taken: Sequence[Value]) -> list[Value]:
     effect = dis.stack_effect(step.opcode, step.arg)
     given: list[Value] = [None] * max(effect + len(taken), 0)
     if name in _NAMED and step.argval is not None:
-        found: Value = _Name(_NAMED[name], step.argval)
+        value: Value = _Name(_NAMED[name], step.argval)
     elif name in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(first, _Name):
-        found = _Name(first.kind, first.name, (*first.steps, ("attribute", step.argval)))
+        value = _Name(first.kind, first.name, (*first.steps, ("attribute", step.argval)))
     elif name == "BINARY_SUBSCR" and isinstance(first, _Name) and isinstance(taken[1], _Constant):
-        found = _Name(first.kind, first.name, (*first.steps, ("item", taken[1].value)))
+        value = _Name(first.kind, first.name, (*first.steps, ("item", taken[1].value)))
     else:
         return given
-    return [*given[:-1], found] if name != "LOAD_METHOD" and len(given) < 2 else [found] * len(given)
+    return [*given[:-1], value] if name != "LOAD_METHOD" and len(given) < 2 else [value] * len(given)
 
 
 _State = tuple[int, tuple[Value, ...], frozenset[tuple[str, Value]], tuple[_Stored, ...]]
@@ -415,7 +420,7 @@ class _Ways:
     def ends(self, number: int, stack: tuple[Value, ...]) -> list[tuple[Value, tuple[_Stored, ...]]]:
         """What the code returns, and has put elsewhere, at the ends of all ways from here."""
         begun: list[_State] = [(number, stack, frozenset(), ())]
-        seen, found = set[_State](), list[tuple[Value, tuple[_Stored, ...]]]()
+        seen, ends = set[_State](), list[tuple[Value, tuple[_Stored, ...]]]()
         while begun:
             number, stack, names, stored = state = begun.pop()
             if state in seen:
@@ -425,16 +430,16 @@ class _Ways:
             if len(seen) > _MOST_STATES:
                 raise _Refused
             if step.opname == "RETURN_VALUE":
-                found.append((_only_read(stack[-1] if stack else None), stored))
+                ends.append((_only_read(stack[-1] if stack else None), stored))
             elif step.opname in _ENDS:
-                found += [(None, stored)] if step.opname == "RETURN_CONST" else []
+                ends += [(None, stored)] if step.opname == "RETURN_CONST" else []
             elif step.opcode in _JUMPS:
                 begun += [(at, after, names, stored) for at, after in self._jumps(number, stack)]
             elif (put := _put_elsewhere(step, stack)) is not None:
                 begun.append((number + 1, put[0], names, (*stored, put[1])))
             else:
                 begun.append((number + 1, *_done(step, list(stack), dict(names)), stored))
-        return found
+        return ends
 
     def _jumps(self, number: int, stack: tuple[Value, ...]) -> Iterator[tuple[int, tuple[Value, ...]]]:
         step = self._steps[number]
@@ -487,7 +492,7 @@ def _one_of(value: Value) -> _Read | _Computed:
     if isinstance(value, (_Read, _Computed)):
         return value
     assert isinstance(value, _Made)
-    members = {_one_of(one) for _, one in value.members if one is not None}
+    members = {_one_of(member) for _, member in value.members if member is not None}
     if len(members) > 1:
         raise _Refused
     return members.pop()
@@ -503,10 +508,10 @@ def _done(
 
     name, count = step.opname, step.arg or 0
     if name in _LOADS:
-        stack += [names.get(one, _Name("local", one)) for one in _names(step)]
+        stack += [names.get(local, _Name("local", local)) for local in _names(step)]
     elif name in _STORES:
-        for one in _names(step):
-            names[one] = _only_read(taken(1)[0])
+        for stored_name in _names(step):
+            names[stored_name] = _only_read(taken(1)[0])
     elif name == "STORE_FAST_LOAD_FAST":
         first, second = _names(step)
         names[first] = _only_read(taken(1)[0])
@@ -565,17 +570,17 @@ def _arithmetic(written: str, left: Value, right: Value) -> Value:
     operation, added = written.removesuffix("="), (_Read, _Computed)
     if isinstance(left, _Name) and left.steps and operation == "+" and isinstance(right, added) and not _is_size(left):
         return _Sum(left, right)
-    read, other = (right, left) if isinstance(right, added) else (left, right)
+    read, operand = (right, left) if isinstance(right, added) else (left, right)
     if (
         (operation == "/" and read is right)
         or operation not in _OPERATIONS
         or not isinstance(read, added)
-        or not isinstance(other, (_Constant, _Name))
+        or not isinstance(operand, (_Constant, _Name))
     ):
         raise _Refused
-    if isinstance(other, _Name) and other.steps and not _is_size(other):
+    if isinstance(operand, _Name) and operand.steps and not _is_size(operand):
         raise _Refused  # what is there may be another one by now
-    steps = (*(read.steps if isinstance(read, _Computed) else ()), (operation, other, read is right))
+    steps = (*(read.steps if isinstance(read, _Computed) else ()), (operation, operand, read is right))
     if len(steps) > _MOST_STEPS:
         raise _Refused
     return _Computed(steps)
@@ -590,11 +595,11 @@ def _size(called: Sequence[Value]) -> _Name | None:
     if len(called) < 3 or any(map(_holds_read, called)):
         return None
     *callees, given = called
-    for one in callees:
-        if one == _Name("global", "len") and isinstance(given, _Name) and given.kind == "local" and not given.steps:
+    for callee in callees:
+        if callee == _Name("global", "len") and isinstance(given, _Name) and given.kind == "local" and not given.steps:
             return evolve(given, steps=(("len", None),))
-        if isinstance(one, _Name) and one.kind == "local" and one.steps == (("attribute", "size"),):
-            return evolve(one, steps=(("size", given.value),)) if isinstance(given, _Constant) else None
+        if isinstance(callee, _Name) and callee.kind == "local" and callee.steps == (("attribute", "size"),):
+            return evolve(callee, steps=(("size", given.value),)) if isinstance(given, _Constant) else None
     return None
 
 
@@ -617,7 +622,7 @@ def _dict(keys: Sequence[Value], values: Sequence[Value]) -> Value:
     """Keys are plain names: their texts tell them apart."""
     if not any(map(_holds_read, (*keys, *values))):
         return None
-    if not all(isinstance(one, _Constant) and type(one.value) is str and _NO_KEY.isdisjoint(one.value) for one in keys):
+    if not all(isinstance(key, _Constant) and type(key.value) is str and _NO_KEY.isdisjoint(key.value) for key in keys):
         raise _Refused
     return _made([*{one.value: value for one, value in zip(keys, values, strict=True)}.items()])  # type: ignore[union-attr]
 
@@ -686,12 +691,12 @@ class AsReturned(dict[Any, Any]):
 def returned_at(reads: Sequence[str]) -> dict[int, list[tuple[str, str]]]:
     """The places in the result of values that the body only returns or keeps, each with its formula, by the number of
     their read."""
-    found: dict[int, list[tuple[str, str]]] = {}
+    places_by_read: dict[int, list[tuple[str, str]]] = {}
     for number, text in enumerate(reads):
         if text.startswith(RETURNED):
-            places = [one.partition(_IS) for one in _split(text)[1].split(_AND) if one != _KEPT]
-            found[number] = [(place, f"{sign}{formula}") for place, sign, formula in places]
-    return found
+            places = [part.partition(_IS) for part in _split(text)[1].split(_AND) if part != _KEPT]
+            places_by_read[number] = [(place, f"{sign}{formula}") for place, sign, formula in places]
+    return places_by_read
 
 
 def is_computed(text: str) -> bool:

@@ -83,9 +83,10 @@ class ObservedRun:
     left: list[Effect] = field(factory=list)
     """What functions in C left behind, such as text in a file."""
     once: str = ""
-    """What the run did that other runs do not, with the host."""
+    """What this run did that later runs do not, in words; empty: nothing. Such a run is watched once more."""
     collections: int = field(factory=lambda: collections_of_old())
-    """As they were before: objects that are younger than the run are none of the old ones if there was none since."""
+    """Collections of the oldest generation before the run. If there was none since, the objects that the run made are
+    not among the old ones."""
     by_islands: list[Change] = field(factory=list)
     """What islands changed in Python state, with the values that they left."""
 
@@ -142,7 +143,7 @@ def active_watch() -> ObserveMode | None:
 
 @forks.before_fork
 def _note_fork() -> None:
-    """A body that forks: no replay would."""
+    """The body forks the process, which no replay would do: note it."""
     for watch in _active:
         if watch.thread == threading.get_ident():
             watch.note_unsafe("os.fork")
@@ -181,7 +182,7 @@ def _run_watched(
     values = call.values if values is None else values
     arguments = call.paths(values)
     theirs = {} if values is call.values else stand_ins(arguments, call.paths())
-    before = watch.before = snapshot.snapshot(call.roots(values), {one.key() for one in call.binder.places})
+    before = watch.before = snapshot.snapshot(call.roots(values), {place.key() for place in call.binder.places})
     watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
     watch.generators.update({key: source.path for key, source in before.generators.items()})
     watched = call.watched = ObservedRun(call, watch, before, arguments, values=values, host_random=host_random_state())
@@ -258,12 +259,12 @@ _MOVES_TO_OLD = 0 if sys.version_info >= (3, 14) else 1  # the first generation 
 
 def collections_of_old() -> int:
     """How often the collector moved objects to the oldest ones."""
-    return sum(one["collections"] for one in gc.get_stats()[_MOVES_TO_OLD:])
+    return sum(generation["collections"] for generation in gc.get_stats()[_MOVES_TO_OLD:])
 
 
 @define(eq=False)
 class _AtIslands:
-    """Tells what the body did in Python before an island, and what the island did."""
+    """Finds out what the body changed in Python before an island, and what the island changed."""
 
     watched: ObservedRun
     known: list[Change] = field(factory=list)
@@ -275,16 +276,20 @@ class _AtIslands:
         watched = self.watched
         drawn = host_draws.drawn(watched.positions, watched.host_random, None, watched.before)
         self.known = diff.changes(watched.before)
-        own = [one for one in self.known if not (is_stand_in(one.after) or _is_left(one, watched.by_islands))]
-        own = [one for one in own if reach is None or _is_seen(one, reach)]
-        places = [islands.place_of(one) for one in own]
-        found = [one.source.path for one, place in zip(own, places, strict=True) if place is None]
-        return next(iter([*found, *[op for op, _ in drawn]]), None), tuple(one for one in places if one is not None)
+        own = [
+            change for change in self.known if not (is_stand_in(change.after) or _is_left(change, watched.by_islands))
+        ]
+        own = [change for change in own if reach is None or _is_seen(change, reach)]
+        places = [islands.place_of(change) for change in own]
+        without_place = [change.source.path for change, place in zip(own, places, strict=True) if place is None]
+        return next(iter([*without_place, *[op for op, _ in drawn]]), None), tuple(
+            place for place in places if place is not None
+        )
 
     def end(self) -> list[islands.StateChange]:
         """The island is over: what differs from before it is its own business."""
         watched = self.watched
-        now = [one for one in diff.changes(watched.before) if not _is_left(one, self.known)]
+        now = [change for change in diff.changes(watched.before) if not _is_left(change, self.known)]
         watched.by_islands += [_as_left(one) for one in now]
         watched.host_random = host_random_state()
         watched.positions = host_draws.positions(watched.before)
@@ -309,14 +314,14 @@ def _content(source: Source) -> Any:
     return tuple(value) if content is None and hasattr(value, "__iter__") else content
 
 
-def _is_left(change: Change, known: list[Change]) -> bool:
+def _is_left(change: Change, left: list[Change]) -> bool:
     """The place holds what one of these islands left there."""
     key = snapshot.place_key(change.source)
-    for one in known:
-        if snapshot.place_key(one.source) != key or one.container != change.container:
+    for earlier in left:
+        if snapshot.place_key(earlier.source) != key or earlier.container != change.container:
             continue
-        now = _content(change.source) if change.container and isinstance(one.after, tuple) else change.after
-        if now is one.after or (type(now) is type(one.after) and _same(now, one.after)):
+        now = _content(change.source) if change.container and isinstance(earlier.after, tuple) else change.after
+        if now is earlier.after or (type(now) is type(earlier.after) and _same(now, earlier.after)):
             return True
     return False
 
@@ -329,7 +334,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def changes_of_body(watched: ObservedRun) -> list[Change]:
     """What differs from before the run, but for what islands left."""
-    return [one for one in diff.changes(watched.before) if not _is_left(one, watched.by_islands)]
+    return [change for change in diff.changes(watched.before) if not _is_left(change, watched.by_islands)]
 
 
 def _compare(watched: ObservedRun) -> None:
@@ -340,8 +345,10 @@ def _compare(watched: ObservedRun) -> None:
     ran = watched.ran if watched.watch.notes_code else None
     code = ran if ran is not None else watched.call.code
     changed = changes_of_body(watched)
-    places = {snapshot.place_key(one.source) for one in watched.by_islands}
-    watched.watch.note_shared_state([one.source.path for one in changed if snapshot.place_key(one.source) in places])
+    places = {snapshot.place_key(by_island.source) for by_island in watched.by_islands}
+    watched.watch.note_shared_state(
+        [change.source.path for change in changed if snapshot.place_key(change.source) in places]
+    )
     watched.changed = effects.classified(watched.before, changed, code, watched.call.amounts)
     if ran is not None:
         watched.left = written_lines.left_by_calls(ran)
@@ -379,7 +386,7 @@ def _given_other_memory(before: Snapshot) -> Iterator[tuple[str, str]]:
 def _note_gradients_of_arguments(watched: ObservedRun) -> None:
     """Another call's tensor may have a gradient or not. The key tells that of state alone, and of what is static."""
     own = {id(change.source.holder) for change in watched.changed if change.source.name == "grad"}
-    owners = [one for found in watched.before.tensors.values() for one in found]
+    owners = [owner for owners_of_storage in watched.before.tensors.values() for owner in owners_of_storage]
     own |= {id(tensor) for source, tensor in owners if source.kind != "root"}
     own |= {id(leaf) for path, leaf in watched.arguments if watched.call.is_static(path)}
     given = {id(leaf) for _, leaf in watched.arguments} - own
@@ -436,7 +443,9 @@ def undo_python(watched: ObservedRun) -> None:
         watched.call.undo.put_back()
         watched.call.undo = None
     empty_scratch(watched)
-    diff.restore(watched.before, [*watched.changed, *(one for one in watched.by_islands if not one.container)])
+    diff.restore(
+        watched.before, [*watched.changed, *(by_island for by_island in watched.by_islands if not by_island.container)]
+    )
     if host_draws.may_draw(watched.ran if watched.watch.notes_code else None, watched.before):
         restore_host_random(watched.host_random)
 

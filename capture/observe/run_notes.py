@@ -188,7 +188,7 @@ class RunNotes(HigherOrderMode):
                 self.note_unsafe(_RESIZING)
             else:
                 self.trace.produced.pop(key, None)
-        if any((kept := one()) is None or kept.nbytes() for one in self._emptied):
+        if any((kept := reference()) is None or kept.nbytes() for reference in self._emptied):
             self.note_unsafe(_RESIZING)  # else they are kept, and empty: a first call makes them for all that follow
 
     def forget_operator(self) -> None:

@@ -54,7 +54,7 @@ def is_in_a_block() -> bool:
 def found_above(ends: Sequence[torch.Tensor]) -> dict[tuple[Any, int], torch.Tensor]:
     """Leaves that were cast once in the graph above these tensors, to what autocast casts to, by the cast's place in
     it. A leaf that is cast several times was cast by users' code, too, or nothing keeps casts."""
-    found: dict[tuple[Any, int], torch.Tensor] = {}
+    leaves: dict[tuple[Any, int], torch.Tensor] = {}
     times = Counter[int]()
     for node in nodes_above(ends):
         cast = autocast.cast_of(node)
@@ -64,29 +64,33 @@ def found_above(ends: Sequence[torch.Tensor]) -> dict[tuple[Any, int], torch.Ten
         is_kept = leaf.dtype is torch.float32 and cast[1] is autocast.low_precision(leaf.device.type)
         if is_kept and not leaf._is_view():
             times[id(leaf)] += 1
-            found[node, 0] = leaf
-    return {place: leaf for place, leaf in found.items() if times[id(leaf)] == 1}
+            leaves[node, 0] = leaf
+    return {place: leaf for place, leaf in leaves.items() if times[id(leaf)] == 1}
 
 
 Casts = Sequence[torch.dtype | None]
-"""Of each of some weights that autocast casts: what to."""
+"""For each of some weights, the dtype that autocast casts it to; None for one that it does not cast."""
 
 
 def keep(result: Any) -> bool:
     """The graph of a result is the caller's, and ends in the casts that are in autocast's cache now: later calls share
     them. True if other calls of the block cast some of the weights before."""
-    ends = [one for _, one in result_leaves(result) if isinstance(one, torch.Tensor) and not is_leaf(one)]
-    found = found_above(ends) if ends and is_in_a_block() else {}
-    around, kept = autocast.kept_around(), autocast.kept_with_cache() if found else {}
-    for (node, _), leaf in found.items():
+    ends = [
+        leaf_of_result
+        for _, leaf_of_result in result_leaves(result)
+        if isinstance(leaf_of_result, torch.Tensor) and not is_leaf(leaf_of_result)
+    ]
+    leaves = found_above(ends) if ends and is_in_a_block() else {}
+    around, kept = autocast.kept_around(), autocast.kept_with_cache() if leaves else {}
+    for (node, _), leaf in leaves.items():
         cast = autocast.looked_up(leaf, node)
         if cast is not None:
             kept.setdefault(_key(leaf), (leaf, cast))
-    return are_known(found.values(), around)
+    return are_known(leaves.values(), around)
 
 
 def are_known(leaves: Iterable[torch.Tensor], kept: Mapping[Any, Any]) -> bool:
-    """Another call of the block cast one of these."""
+    """Whether another call of the block cast one of these leaves."""
     return bool(kept) and any(_key(leaf) in kept for leaf in leaves)
 
 

@@ -116,7 +116,7 @@ class RunTrace:
     """By ``id``: storages that were empty before the body, which gave them memory."""
     syncs: dict[tuple[str, int, bool, str | None], HostSync] = field(factory=dict)
     reads: list[str] = field(factory=list)
-    """See ``Facts``."""
+    """The values of compared reads, as in ``Facts.reads``."""
     kept: dict[int, tuple[Any, list[Kept]]] = field(factory=dict)
     """By the number of a read: its value, and what keeps it."""
     islands: list[Island] = field(factory=list)
@@ -140,7 +140,7 @@ class RunTrace:
     memory: dict[str, MemoryInUse] = field(factory=dict)
     """By device."""
     _in_use: dict[torch.device, MemoryInUse] = field(factory=dict)
-    """The same."""
+    """As ``memory``, by device object: a text for each operator would take longer than the rest."""
     sequence: list[str] = field(factory=list)
     scalars: list[tuple[str, ...]] = field(factory=list)
     lines: list[CodeLocation | None] = field(factory=list)
@@ -148,7 +148,7 @@ class RunTrace:
     plain: bool = True
     """No operator so far does more than its arguments tell."""
     reads_form: bool = False
-    """See ``OperatorTraits``: of any operator so far."""
+    """The results of some operator so far may follow from the form of a tensor (``OperatorTraits.reads_form``)."""
     objects: set[int] = field(factory=set)
     """``id`` of the tensor objects that operators got, while the caller or the snapshot keeps them alive."""
     lists: set[int] = field(factory=set)
@@ -160,7 +160,7 @@ class RunTrace:
     def note_break(
         self, kind: Literal["value", "size", "island"], what: str, where: CodeLocation | None, ms: float | None = None
     ) -> None:
-        """The segment ends here."""
+        """Note that the segment ends here."""
         self.breaks.append(Break(kind=kind, what=what, operators=self.num_ops - self._broken_off, where=where, ms=ms))
         self._broken_off = self.num_ops
 
@@ -185,7 +185,7 @@ class RunTrace:
         self, op: Any, op_traits: OperatorTraits, arguments: tuple[tuple[Any, ...], dict[str, Any]],
         inputs: Sequence[torch.Tensor], where: CodeLocation | None,
     ) -> None:  # fmt: skip
-        """Note a collective, once a group. ``given``: its arguments."""
+        """Note a collective, once for each operator and group. ``arguments``: positional and keyword arguments."""
         on_host = all(tensor.device.type == "cpu" for tensor in inputs)
         group = _collectives.group_name(op, *arguments)
         collective = Collective(

@@ -48,13 +48,13 @@ class UnattributedMemory:
     @functools.cached_property
     def _saved(self) -> dict[int, _HeldStorage]:
         """What graphs have saved, by ``id`` of the storage."""
-        ends = [one for one in self._left if not refuses(one) and one.grad_fn is not None]
+        ends = [tensor for tensor in self._left if not refuses(tensor) and tensor.grad_fn is not None]
         storages: dict[int, _HeldStorage] = {}
         for tensor in gradient_uses.saved_above(ends):
             if tensor.layout is torch.strided:
                 storages.setdefault(id(tensor.untyped_storage()), _HeldStorage()).add(tensor)
         for held in storages.values():
-            for base in [one._base for one in held.tensors if one._base is not None]:
+            for base in [tensor._base for tensor in held.tensors if tensor._base is not None]:
                 held.add(base)
         return storages
 
@@ -67,7 +67,7 @@ class _HeldStorage:
     times: Counter[int] = field(factory=Counter)
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Held once more."""
+        """Count one more holder of a tensor on this storage."""
         if id(tensor) not in self.times:
             self.tensors.append(tensor)
         self.times[id(tensor)] += 1

@@ -37,7 +37,7 @@ def line_that_wrote(ran: CodeRun | None, change: Change) -> CodeLocation | None:
 def _names(source: Source) -> list[str]:
     """Names on the way to a place, the nearest first."""
     texts: list[Any] = [source.path.rpartition(":")[2] if one.kind == "closure" else one.name for one in source.chain()]
-    return [one for one in texts if type(one) is str] + [
+    return [text for text in texts if type(text) is str] + [
         one for one in source.path.split(".")[::-1] if one.isidentifier()
     ]
 

@@ -66,11 +66,11 @@ def _renamed(value: Any, rename: Rename) -> Any:
         file = rename(value.file)
         return value if file == value.file else attrs.evolve(value, file=file)
     if isinstance(value, tuple):
-        members = [_renamed(one, rename) for one in value]
+        members = [_renamed(member, rename) for member in value]
         return value if all(map(_is, members, value)) else tuple(members)
     if not attrs.has(type(value)):
         return value
-    fields = {one.name: getattr(value, one.name) for one in attrs.fields(type(value))}
+    fields = {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
     others = {name: new for name, old in fields.items() if (new := _renamed(old, rename)) is not old}
     return attrs.evolve(value, **others) if others else value
 

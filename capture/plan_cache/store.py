@@ -266,7 +266,7 @@ def _code_text(function: Any) -> str:  # Any: a function or its code
     code = getattr(function, "__code__", function)
     if not inspect.iscode(code):
         return _name(function)
-    constants = [_code_text(one) if inspect.iscode(one) else _text(one) for one in code.co_consts]
+    constants = [_code_text(constant) if inspect.iscode(constant) else _text(constant) for constant in code.co_consts]
     return f"({code.co_code.hex()} {' '.join(code.co_names)} {' '.join(constants)})"
 
 
@@ -341,7 +341,9 @@ def _identity_text(token: int, kind: type = object) -> str:
         return _name(kind)  # the object is gone, or the number is an ``id``
     if isinstance(identified, torch.nn.Module):
         members = [f"{path}: {_name(type(member))}" for path, member in identified.named_modules()]
-        return " ".join(members + [f"{path}: {one.requires_grad}" for path, one in identified.named_parameters()])
+        return " ".join(
+            members + [f"{path}: {parameter.requires_grad}" for path, parameter in identified.named_parameters()]
+        )
     return _name(identified) + (
         _code_text(getattr(identified, "__wrapped__", identified)) if inspect.isfunction(identified) else ""
     )

@@ -17,11 +17,11 @@ _PAGE = Path(__file__).with_name("page.html")
 def html_page(run: RunData) -> str:
     """The whole file."""
     functions = grouped(run.functions)
-    codes = sorted({finding.code for one in functions for finding in one.findings})
+    codes = sorted({finding.code for function in functions for finding in function.findings})
     data = {
         "kinds": KINDS,
         "made_with": dict(run.made_with),
-        "functions": [{**attrs.asdict(one), "label": paths_text(one.paths)} for one in functions],
+        "functions": [{**attrs.asdict(function), "label": paths_text(function.paths)} for function in functions],
         "rules": {code: format_rule(rule_by_code(code)) for code in codes},
     }
     # In a script element, only what would end it or begin a comment has to be written otherwise.

@@ -174,21 +174,21 @@ def grouped(functions: Sequence[FunctionData]) -> tuple[FunctionData, ...]:
 
 def _together(alike: Sequence[FunctionData]) -> FunctionData:
     first = alike[0]
-    eager, replays = ([one for one in times if one] for times in _times(alike))
+    eager, replays = ([time for time in times if time] for times in _times(alike))
     return attrs.evolve(
         first,
-        instances=sum(one.instances for one in alike),
-        calls={kind: sum(one.calls.get(kind, 0) for one in alike) for kind in KINDS},
+        instances=sum(data.instances for data in alike),
+        calls={kind: sum(data.calls.get(kind, 0) for data in alike) for kind in KINDS},
         eager_ms=sum(eager) / len(eager) if eager else None,
-        eager_timed=sum(one.eager_timed for one in alike),
+        eager_timed=sum(data.eager_timed for data in alike),
         replay_ms=sum(replays) / len(replays) if replays else None,
-        replays_timed=sum(one.replays_timed for one in alike),
-        pool_bytes=max(one.pool_bytes for one in alike),  # they share one pool
-        graph_bytes=sum(one.graph_bytes for one in alike),
-        counted=_sums([one.counted for one in alike]),
-        paths=tuple(path for one in alike for path in one.paths),
-        findings=by_cause([finding for one in alike for finding in one.findings]),
-        events=tuple(sorted((event for one in alike for event in one.events), key=lambda event: event.at))[-300:],
+        replays_timed=sum(data.replays_timed for data in alike),
+        pool_bytes=max(data.pool_bytes for data in alike),  # they share one pool
+        graph_bytes=sum(data.graph_bytes for data in alike),
+        counted=_sums([data.counted for data in alike]),
+        paths=tuple(path for data in alike for path in data.paths),
+        findings=by_cause([finding for data in alike for finding in data.findings]),
+        events=tuple(sorted((event for data in alike for event in data.events), key=lambda event: event.at))[-300:],
     )
 
 
@@ -234,7 +234,7 @@ def loads(text: str) -> RunData:
             raise RunError(f"no report of a run, or of another version than {SCHEMA}")
         return RunData(
             made_with=dict(parsed["made_with"]),
-            functions=tuple(_function(one) for one in parsed["functions"]),
+            functions=tuple(_function(data) for data in parsed["functions"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"no report of a run: {error}") from error
@@ -249,7 +249,7 @@ def _function(parsed: Mapping[str, Any]) -> FunctionData:
         })
         for recording in parsed["recordings"]
     )  # fmt: skip
-    parts["findings"] = tuple(FindingData(**{**one, "fix": tuple(one["fix"])}) for one in parsed["findings"])
-    parts["events"] = tuple(EventData(**one) for one in parsed["events"])
+    parts["findings"] = tuple(FindingData(**{**data, "fix": tuple(data["fix"])}) for data in parsed["findings"])
+    parts["events"] = tuple(EventData(**data) for data in parsed["events"])
     parts["plans"], parts["paths"] = tuple(parsed["plans"]), tuple(parsed["paths"])
     return FunctionData(**parts)

@@ -21,7 +21,7 @@ def format_guards(guards: Sequence[str]) -> str:
         return ""
     left = len(guards) - _MOST_GUARDS
     more = [f"  and {left} more: see `guards` of the explanation"] if left > 0 else []
-    lines = [f"guards looked at before every replay: {len(guards)}", *[f"  {one}" for one in guards[:_MOST_GUARDS]]]
+    lines = [f"guards looked at before every replay: {len(guards)}", *[f"  {guard}" for guard in guards[:_MOST_GUARDS]]]
     return "\n".join([*lines, *more, ""])
 
 
@@ -36,7 +36,7 @@ def format_segments(plan: CapturePlan, breaks: Sequence[Break]) -> str:
     """Segments and what lies between them, a line each, with a newline at the end; empty for a single segment."""
     if not breaks or plan.outcome != "record":
         return ""
-    last = plan.num_ops - sum(one.operators for one in breaks)
+    last = plan.num_ops - sum(break_.operators for break_ in breaks)
     lines = [f"segments of a replay: {len(breaks) + 1}"]
     for between in breaks:
         took = "" if between.ms is None else f", {between.ms:.3f} ms here"
@@ -78,13 +78,16 @@ def plan_tables(plan: CapturePlan) -> list[Table]:
 
 def format_short_plan(plan: CapturePlan) -> str:
     """Outcome, what is not static, and findings that matter; ends with how to see the rest."""
-    others = [one for one in plan.placeholders if str(one.policy) != "static"]
-    findings = [one for one in plan.findings if str(one.severity) in ("eager", "error")]
+    others = [placeholder for placeholder in plan.placeholders if str(placeholder.policy) != "static"]
+    findings = [finding for finding in plan.findings if str(finding.severity) in ("eager", "error")]
     inputs = f"{len(plan.placeholders)} inputs of which {len(plan.placeholders) - len(others)} are static"
     lines = [
         f"{plan.function}: {plan.outcome}  ({plan.num_ops} operators, {inputs}, {len(plan.outputs)} outputs)",
-        *[f"  {one.path}  {one.tensor}  {one.policy}: {one.reason}" for one in others],
-        *[f"  {one.code} {one.name}: {one.what}" for one in findings],
+        *[
+            f"  {placeholder.path}  {placeholder.tensor}  {placeholder.policy}: {placeholder.reason}"
+            for placeholder in others
+        ],
+        *[f"  {finding.code} {finding.name}: {finding.what}" for finding in findings],
         "all of it: --all",
     ]
     return "\n".join(lines) + "\n"

@@ -25,8 +25,11 @@ class TimedReplay:
 def chrome_trace(events: Iterable[Event], replays: Iterable[TimedReplay] = (), *, process: int) -> str:
     """One row a function. What is timed is a bar, other events are marks; times in microseconds since the first."""
     bars: list[tuple[str, str, float, float, str, int]]
-    bars = [(one.function, one.kind, one.at - one.ms / 1e3, one.ms, one.detail, one.nbytes) for one in events]
-    bars += [(one.function, "replay", one.at, one.ms, "one of 64 is timed", 0) for one in replays]
+    bars = [
+        (event.function, event.kind, event.at - event.ms / 1e3, event.ms, event.detail, event.nbytes)
+        for event in events
+    ]
+    bars += [(replay.function, "replay", replay.at, replay.ms, "one of 64 is timed", 0) for replay in replays]
     bars.sort(key=lambda bar: bar[2])
     first = bars[0][2] if bars else 0.0
     rows = {name: number for number, name in enumerate(dict.fromkeys(bar[0] for bar in bars), 1)}

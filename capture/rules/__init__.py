@@ -80,7 +80,9 @@ def _entries() -> Iterable[importlib.metadata.EntryPoint]:
     takes to parse what all packages say of themselves; that was a tenth of a process's first captured call."""
     texts = (package.read_text("entry_points.txt") for package in importlib.metadata.distributions())
     return (
-        importlib.metadata.entry_points(group=ENTRY_POINTS) if any(ENTRY_POINTS in (one or "") for one in texts) else ()
+        importlib.metadata.entry_points(group=ENTRY_POINTS)
+        if any(ENTRY_POINTS in (text or "") for text in texts)
+        else ()
     )
 
 

@@ -174,8 +174,12 @@ def is_bound(case: Case, info: PlaceholderInfo) -> bool:
     wanted = case.annotation.inputs
     if info.kind != "argument" or info.static or info.tensor.layout != "strided":
         return False
-    others = [other for other in case.facts.placeholders if other.kind == "argument" and other is not info]
-    if info.alias_group is not None and any(other.alias_group == info.alias_group for other in others):
+    others = [
+        placeholder
+        for placeholder in case.facts.placeholders
+        if placeholder.kind == "argument" and placeholder is not info
+    ]
+    if info.alias_group is not None and any(placeholder.alias_group == info.alias_group for placeholder in others):
         return False
     if wanted == "copy" or info.tensor.nbytes < (BIND_BYTES if wanted == "auto" else 1):
         return False

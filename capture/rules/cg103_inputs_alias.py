@@ -63,7 +63,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         elif writer:
             yield _together(copied, writer)
         for info in copied:
-            others = names_text(other.path for other in group if other is not info)
+            others = names_text(placeholder.path for placeholder in group if placeholder is not info)
             yield RULE.decision(info.path, policy, f"shares memory with {others}")
 
 

@@ -47,10 +47,14 @@ from capture.rules.case import Case
 
 @rule("CG502", "gradient-of-argument", severity=Severity.EAGER)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
-    arguments = [one for one in case.facts.placeholders if one.kind == "argument" and not one.static]
-    sources = {f"{one.path}.grad": one for one in arguments}
+    arguments = [
+        placeholder
+        for placeholder in case.facts.placeholders
+        if placeholder.kind == "argument" and not placeholder.static
+    ]
+    sources = {f"{argument.path}.grad": argument for argument in arguments}
     left = [effect.path for effect in case.facts.effects if effect.kind != "python"]
-    read = [one.path for one in case.facts.placeholders if one.kind == "implicit"]
+    read = [placeholder.path for placeholder in case.facts.placeholders if placeholder.kind == "implicit"]
     for path in dict.fromkeys((*left, *read)):
         argument = sources.get(path)
         if argument is not None:

@@ -49,7 +49,7 @@ from capture.rules.case import Case
 
 @rule("CG704", "segments-not-registered", severity=Severity.EAGER)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
-    first = next((one for one in case.facts.collectives if one.registers_segments), None)
+    first = next((collective for collective in case.facts.collectives if collective.registers_segments), None)
     if first is not None:
         yield RULE.finding(
             what=f"{op_text(first.op)} would have NCCL register memory of expandable segments with the graph",

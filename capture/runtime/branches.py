@@ -63,15 +63,18 @@ def explained(facts: Facts, *, follows: bool | None = None, is_whole: bool = Tru
     a forward or backward pass alone."""
     if not facts.host_syncs and not facts.islands:
         return facts
-    devices = [one for one in facts.devices if not one.startswith(("cpu", "meta"))] or ["cpu"]
+    devices = [device for device in facts.devices if not device.startswith(("cpu", "meta"))] or ["cpu"]
     backend = backend_for(torch.device(devices[0]))
     follows = backend is not None and backend.breaks_at_reads if follows is None else follows
     facts = _with_islands(facts, devices[0], is_whole=is_whole)
-    compared = all(one.is_compared and devices[0].startswith(one.device) for one in facts.host_syncs)
+    compared = all(host_sync.is_compared and devices[0].startswith(host_sync.device) for host_sync in facts.host_syncs)
     may_be_apart = backend is not None and backend.executes_recording_runs and not facts.gradient_obstacles
     if compared and follows and not facts.collectives and (may_be_apart or not facts.gradients):
         return facts
-    syncs = {(one.where, one.data_dependent_shape): evolve(one, is_compared=False) for one in facts.host_syncs[::-1]}
+    syncs = {
+        (host_sync.where, host_sync.data_dependent_shape): evolve(host_sync, is_compared=False)
+        for host_sync in facts.host_syncs[::-1]
+    }
     return evolve(facts, host_syncs=tuple(syncs.values())[::-1], reads=())
 
 
@@ -88,7 +91,7 @@ def _with_islands(facts: Facts, device: str, *, is_whole: bool) -> Facts:
     if obstacle is None:
         return facts
     fix = "gradients" if "gradients" in obstacle else ""
-    explained = [one if one.obstacle else evolve(one, obstacle=obstacle, fix=fix) for one in facts.islands]
+    explained = [island if island.obstacle else evolve(island, obstacle=obstacle, fix=fix) for island in facts.islands]
     return evolve(facts, islands=tuple(explained))
 
 
@@ -185,11 +188,11 @@ class _Walk(Commit):
         tree, lent = self.tree, [(block, hold(storage)) for block, storage in call.lent]
         count, put_off = len(self.islands), list[BaseException]()
         before = tree.recording
-        noted, changed, changes = list[Outcome](), list[bool](), list[Any]()
+        outcomes, changed, changes = list[Outcome](), list[bool](), list[Any]()
 
         def keep_outcome(outcome: Outcome) -> None:
-            noted[:] = [outcome]
-            self.islands[count:] = noted
+            outcomes[:] = [outcome]
+            self.islands[count:] = outcomes
 
         def run() -> None:
             tree.recording = True  # so that the garbage collector does not change the tree meanwhile
@@ -206,7 +209,7 @@ class _Walk(Commit):
                 has_changed = bool(node.check(self.leaves))
                 changes[:] = changes_of_state(node.guard) if has_changed and node.guard is not None else ()
                 changed.append(has_changed)
-            outcome = noted[0]
+            outcome = outcomes[0]
             if changed[0]:
                 for change in changes:
                     change.put(change.before)
@@ -219,11 +222,11 @@ class _Walk(Commit):
                 return None
             return Found(read_text(outcome.text), outcome.made)
 
-        found: Found | None = native.committed(run, (), settle, put_off.extend)
-        noted.clear()  # an error in it has this frame
+        result: Found | None = native.committed(run, (), settle, put_off.extend)
+        outcomes.clear()  # an error in it has this frame
         if put_off:
             raise put_off[0]
-        return found
+        return result
 
     @override
     def finish(self, ended: bool) -> Any:
@@ -236,7 +239,7 @@ class _Walk(Commit):
 
     def _keep_outcomes(self) -> None:
         """What islands wrote is written by others from now on."""
-        self.islands[:] = [one.with_contents() for one in self.islands]
+        self.islands[:] = [island.with_contents() for island in self.islands]
 
     def _put_back(self) -> None:
         self._keep_outcomes()
@@ -274,8 +277,8 @@ def replay(
     as for a recording without breaks. ``keeps``: islands that ran are to be answered though the call is complete."""
     walk = _Walk(captured, node, tree, values, leaves)
     walk.resumes, walk.keeps = resumes, keeps
-    found: Followed = walk.run(walk.walk, (), run)
-    return found
+    result: Followed = walk.run(walk.walk, (), run)
+    return result
 
 
 def _recording(node: Node) -> SegmentedRecording:
@@ -286,12 +289,12 @@ def _recording(node: Node) -> SegmentedRecording:
 def _other(node: Node, tree: Tree, reads: Reads, leaves: list[Leaf]) -> tuple[Node | None, Node | None]:
     """The recording that goes on after these reads; or one that would, if its state had not moved or changed."""
     moved = None
-    for other in tree.current.children.get(node.key, ()):
-        if other.reads[: len(reads)] != reads or other.number not in node.joined or not fits(other, tree):
+    for sibling in tree.current.children.get(node.key, ()):
+        if sibling.reads[: len(reads)] != reads or sibling.number not in node.joined or not fits(sibling, tree):
             continue
-        if not other.check(leaves):
-            return None, other
-        moved = other
+        if not sibling.check(leaves):
+            return None, sibling
+        moved = sibling
     return moved, None
 
 
@@ -303,12 +306,12 @@ def fits(node: Node, tree: Tree) -> bool:
 def begin_alike(entry: Entry, node: Node, tree: Tree) -> None:
     """Recordings of one body are to begin alike: older ones that do not are made again, the first times that this
     happens, as a pool grows while the first of them are made."""
-    for other in _join(node):
-        if entry.steadiness.parted < MOST_BRANCHES and other.tree is tree:
+    for sibling in _join(node):
+        if entry.steadiness.parted < MOST_BRANCHES and sibling.tree is tree:
             entry.steadiness.parted += 1
-            if other in entry.nodes:
-                entry.nodes.remove(other)
-            tree.forget(other)
+            if sibling in entry.nodes:
+                entry.nodes.remove(sibling)
+            tree.forget(sibling)
 
 
 def _join(node: Node) -> list[Node]:

@@ -128,10 +128,10 @@ class BucketComparison(Comparison):
                     trim = evolve(trim, is_copied=True)
                 self.trims.append(trim)
                 padded = padded if trim is None else padded[tuple(map(slice, trim.shape))]
-            told = self._distance(path, padded, wanted)
-            if told is not None:
+            distance = self._distance(path, padded, wanted)
+            if distance is not None:
                 generator = path.startswith("generator ")
-                return self._refusal("differs", GENERATORS if generator else path, "" if generator else told)
+                return self._refusal("differs", GENERATORS if generator else path, "" if generator else distance)
         return None
 
     def _distance(self, path: str, padded: torch.Tensor, unpadded: torch.Tensor) -> str | None:
@@ -157,13 +157,17 @@ class BucketComparison(Comparison):
         result, cannot be cut to a size of its own."""
         leaves = pytree.result_leaves(self.eager)
         storages = [_storage(leaf) for _, leaf in leaves]
-        padded = {_storage(one) for one in self.size.tensors(self.call.values)} - {None}
-        others = {_storage(one) for one in (*self.call.leaves, *self.node.statics.values())} - {None}
+        padded = {_storage(tensor) for tensor in self.size.tensors(self.call.values)} - {None}
+        others = {_storage(tensor) for tensor in (*self.call.leaves, *self.node.statics.values())} - {None}
         for (path, leaf), storage, trim in zip(leaves, storages, self.trims, strict=True):
             if storage is None:
                 continue
-            together = [one for (_, one), found in zip(leaves, storages, strict=True) if found == storage]
-            split = trim is not None and trim.is_copied and any(one is not leaf for one in together)
+            together = [
+                leaf_of_call
+                for (_, leaf_of_call), storage_of_leaf in zip(leaves, storages, strict=True)
+                if storage_of_leaf == storage
+            ]
+            split = trim is not None and trim.is_copied and any(other_leaf is not leaf for other_leaf in together)
             if storage in padded or split or (trim is not None and storage in others):
                 return self._refusal("aliases", path)
         return None
@@ -187,7 +191,7 @@ def _trim_of(
     if padded.shape == real.shape or not smaller:
         return None
     pairs = zip(strides, leaf.stride(), leaf.shape, strict=True)
-    alike = all(one == other or size <= 1 for one, other, size in pairs)
+    alike = all(padded_stride == stride or size <= 1 for padded_stride, stride, size in pairs)
     return LeafTrim(tuple(leaf.shape), leaf.stride(), not alike)
 
 
@@ -238,8 +242,10 @@ class PaddedCall:
             return refusal
         if any(facts.islands for facts in entry.known_facts()):  # a function that runs eagerly would see the padding
             return NOT_RECORDED
-        written = {one.path for plan in entry.plans() for one in plan.placeholders if one.mutated}
-        padded = next((one.name for one in self.size.pads if one.name in written), None)
+        written = {
+            placeholder.path for plan in entry.plans() for placeholder in plan.placeholders if placeholder.mutated
+        }
+        padded = next((pad.name for pad in self.size.pads if pad.name in written), None)
         if padded is not None:
             return self.refusal("writes", padded)
         if shares(self.tensors, self.call.leaves, [path for path, _ in self.call.paths()], node):

@@ -178,7 +178,7 @@ class Way:
         """For a call with these tensors, which are to be padded."""
         if self.count.is_due or self.entry.nodes != self.nodes or not self.holds(*tensors):
             return False
-        if self.begins is not None and self.begins != tuple([one.data_ptr() & 63 for one in tensors]):
+        if self.begins is not None and self.begins != tuple([tensor.data_ptr() & 63 for tensor in tensors]):
             return False
         return self.apart is None or self.apart(tensors) == OK
 
@@ -222,7 +222,7 @@ class Size:
 
     def tensors(self, values: Values) -> list[torch.Tensor]:
         """The tensors that are padded."""
-        return [values[one.at] if one.path is None else _at(values[one.at], one.path) for one in self.pads]
+        return [values[pad.at] if pad.path is None else _at(values[pad.at], pad.path) for pad in self.pads]
 
     def pad(self, values: Values) -> Values:
         """The padded call, which is the one that is recorded."""
@@ -297,8 +297,8 @@ class Sizes:
 
     def size_of(self, values: Values) -> Size:
         """Of one call."""
-        tensors = [one.tensor(values) if one.path is not None else values[one.at] for one in self._places]
-        key = tuple([getattr(one, "shape", None) for one in tensors])
+        tensors = [place.tensor(values) if place.path is not None else values[place.at] for place in self._places]
+        key = tuple([getattr(tensor, "shape", None) for tensor in tensors])
         size = self._known.get(key)
         if size is None:
             if len(self._known) >= _MOST_SIZES:
@@ -360,7 +360,9 @@ class Sizes:
         if sizes is None or any(size is not None and to is None for size, to in zip(sizes, padded, strict=True)):
             nothing = (None,) * len(self.buckets.symbols)
             return Size(nothing if sizes is None else tuple(sizes), nothing, ())
-        pads = [pad for place, one in zip(self._places, tensors, strict=True) if (pad := _pad(place, one, padded))]
+        pads = [
+            pad for place, tensor in zip(self._places, tensors, strict=True) if (pad := _pad(place, tensor, padded))
+        ]
         return Size(tuple(sizes), tuple(padded), tuple(pads))
 
     def sizes_of(self, tensors: Sequence[Any]) -> list[int | None] | None:
@@ -377,14 +379,14 @@ class Sizes:
 
     def cases(self, values: Values) -> list[Values]:
         """Calls like this one of all sizes that are padded to, the largest first."""
-        tensors = [one.tensor(values) for one in self._places]
+        tensors = [place.tensor(values) for place in self._places]
         sizes = self.sizes_of(tensors)
         if sizes is None or any(size == 0 for size in sizes):
             return [values]
         combinations: list[tuple[int | None, ...]] = [()]
         for symbol, size in zip(self.buckets.symbols, sizes, strict=True):
             rungs = (None,) if size is None else symbol.up_to(size)[::-1]
-            combinations = [(*one, rung) for one in combinations for rung in rungs]
+            combinations = [(*combination, rung) for combination in combinations for rung in rungs]
         return [self._resized(values, tensors, rungs) for rungs in combinations]
 
     def _resized(self, values: Values, tensors: Sequence[Any], rungs: Sequence[int | None]) -> Values:
@@ -424,7 +426,7 @@ def _pad(place: _Place, tensor: Any, padded: Sequence[int | None]) -> Pad | None
 def proof_of(tensors: Sequence[torch.Tensor], entry: Entry) -> Proof:
     """What a comparison with the body holds for, where these tensors are padded."""
     leaves: list[Leaf] = []
-    parts = tuple([tensor_key(one, leaves) for one in tensors])
+    parts = tuple([tensor_key(tensor, leaves) for tensor in tensors])
     return parts, begins_of(tensors, entry)
 
 
@@ -432,7 +434,7 @@ def begins_of(tensors: Sequence[torch.Tensor], entry: Entry) -> tuple[int, ...] 
     """Where they begin, modulo 64; None if the body gives the same anywhere."""
     if entry.family is not None and entry.family.takes_any_form:
         return None
-    return tuple([one.data_ptr() & 63 for one in tensors])
+    return tuple([tensor.data_ptr() & 63 for tensor in tensors])
 
 
 def shares(tensors: Sequence[torch.Tensor], leaves: Sequence[Any], paths: Sequence[str], node: Node) -> bool:
@@ -446,7 +448,7 @@ def shares(tensors: Sequence[torch.Tensor], leaves: Sequence[Any], paths: Sequen
 
 
 def _static(node: Node) -> list[torch.Tensor]:
-    return [one.tensor for one in node.guard.owners if one.path in node.guard.written]
+    return [owner.tensor for owner in node.guard.owners if owner.path in node.guard.written]
 
 
 def apart_of(
@@ -457,8 +459,8 @@ def apart_of(
     guard = node.guard
     if guard is None or not guard.written:
         return None
-    fixed = {one.path: leaves[one.position] for one in guard.arguments}
-    if not guard.written <= {one.path for one in guard.owners} | fixed.keys():
+    fixed = {argument.path: leaves[argument.position] for argument in guard.arguments}
+    if not guard.written <= {owner.path for owner in guard.owners} | fixed.keys():
         raise LookupError
     static = [*_static(node), *[tensor for path, tensor in fixed.items() if path in guard.written]]
     pieces = pieces_of(*merged(sorted(map(range_of, static))))

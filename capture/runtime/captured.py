@@ -232,7 +232,7 @@ class Captured:
     def completed(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values of a call that was bound before places were added."""
         places, missing = self.binder.places, len(self.binder.names) - len(values)
-        return (*values, *[one.read() for one in places[len(places) - missing :]]) if missing else values
+        return (*values, *[place.read() for place in places[len(places) - missing :]]) if missing else values
 
     def own_values(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The caller's, for those that a fast path was found by."""
@@ -249,11 +249,11 @@ class Captured:
         if not static and self.decisions is None:
             return tuple([key_of(value, leaves) for value in values])
         decided = {} if self.decisions is None else self.decisions.parts(values)
-        found = []
+        parts = []
         for at, (name, value) in enumerate(zip(self.binder.names, values, strict=True)):
             leaves.opens = name not in static
-            found.append(decided[at] if at in decided else key_of(value, leaves))
-        return tuple(found)
+            parts.append(decided[at] if at in decided else key_of(value, leaves))
+        return tuple(parts)
 
     def rest(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Parts of the key besides modes and arguments."""
@@ -378,7 +378,7 @@ class Captured:
         settings = config.current()
         raising = (
             self.annotation.fallback == "error"
-            or any(one.code in settings.refuse for one in findings)
+            or any(finding.code in settings.refuse for finding in findings)
             or any(f.severity is Severity.ERROR for f in findings)
         )
         if findings and raising:
@@ -389,7 +389,7 @@ class Captured:
         for finding in new:
             self.log.add("fallback", finding.code + " " + finding.what)
         silenced = settings.silence | self.annotation.silence
-        for first, also in by_cause([one for one in new if one.code not in silenced]):
+        for first, also in by_cause([finding for finding in new if finding.code not in silenced]):
             self.warnings += 1
             if self.warnings > MOST_WARNINGS:
                 return

@@ -448,7 +448,7 @@ def _follow(captured: Captured, entry: Entry, node: Node, values: Values, leaves
     if current_config().poison:
         tree.pool.poison([block for block, _ in tree.live_blocks()])
     siblings = tree.current.children[node.key]
-    if verifies(captured) and any(verify.is_due(captured, one) for one in siblings if one.reads):
+    if verifies(captured) and any(verify.is_due(captured, sibling) for sibling in siblings if sibling.reads):
         bound = captured.call(values, leaves, entry)
         verified = verify.verified(captured, entry, node, tree, bound)
         if verified.differs is not None:
@@ -517,13 +517,13 @@ def _unread(
             return done(stopped_replay.result)
     captured.log.counters.misses += 1
     captured.log.add("miss", f"the host read {', '.join(reads)[-80:]}, for the first time")
-    branches_known = [one for told, one in entry.known_branches() if told[: len(reads)] == reads]
+    branches_known = [branch for branch_reads, branch in entry.known_branches() if branch_reads[: len(reads)] == reads]
     entry.steadiness.note_stop(reads[-1], is_new=not branches_known)
     if entry.steadiness.is_lost:
         return give_up_reads(captured, entry, tree)
     if not captured.budget.allows(entry.key):
         return done(run_given_up(captured, entry, bound))
-    if any(one.plan is not None and one.plan.outcome == "eager" for one in branches_known):
+    if any(branch.plan is not None and branch.plan.outcome == "eager" for branch in branches_known):
         return done(run_eagerly(captured, bound, "what the body does after this value cannot be recorded"))
     if branches_known:
         return done(record_call(captured, entry, bound, tree, node.key[1]))

@@ -116,8 +116,10 @@ def _begin_trial(captured: Captured, entry: Entry, values: Values) -> None:
     """The next calls go straight to the body: fast paths are out of the way. Not where other recordings are in use,
     nor where others begin with results of this one."""
     entries = (entry, *(entry.region.entries() if entry.region is not None else ()))
-    is_alone = all(one in entries or not one.nodes for one in captured.entries())
-    others = [one for one in captured.lifted if one.entry is not entry]
+    is_alone = all(
+        entry_of_function in entries or not entry_of_function.nodes for entry_of_function in captured.entries()
+    )
+    others = [lifted for lifted in captured.lifted if lifted.entry is not entry]
     if not is_alone or captured.is_chained or captured.sizes is not None or others:
         return
     trial = Trial.of(entry, values, entry.payoff.wanted, any_number=bool(captured.lifted))

@@ -371,7 +371,7 @@ def drop_unused(families: dict[tuple[Any, ...], Family], *, most: int) -> None:
     """Keep at most ``most`` keys, besides those that have recordings. The oldest are dropped."""
     if len(families) < most:
         return
-    idle = [key for key, one in list(families.items()) if not any(map(Entry.is_used, list(one.entries.values())))]
+    idle = [key for key, family in list(families.items()) if not any(map(Entry.is_used, list(family.entries.values())))]
     for key in idle[: len(families) - most + 1]:
         gone = families.pop(key, None)  # another thread may have dropped it
         for entry in list(gone.entries.values()) if gone is not None else ():

@@ -64,7 +64,11 @@ def forecast(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Memory
     if not entry.needs:
         return None
     plan = entry.plan
-    copied = {one.path for one in plan.placeholders if one.policy in _COPIED} if plan is not None else set()
+    copied = (
+        {placeholder.path for placeholder in plan.placeholders if placeholder.policy in _COPIED}
+        if plan is not None
+        else set()
+    )
     own_bytes = entry.needs + sum(span_of(leaf) for path, leaf in call.paths() if path in copied)
     used = sum(block.nbytes for block, _ in tree.live_blocks())
     graph = GRAPH_NODE * entry.facts.num_ops if tree.backend.has_own_memory and entry.facts is not None else 0
@@ -111,8 +115,8 @@ def _bytes_beside(nodes: Sequence[Node]) -> int:
     """Bytes that these recordings take beside the pool: graphs, and copies for undo, which those share that write the
     same memory."""
     recordings = [node.recording for node in nodes if node.recording is not None]
-    kept = {cast(SegmentedRecording, one).kept_places for one in recordings if one.reads}
-    graphs = sum([one.graph_bytes for one in recordings])
+    kept = {cast(SegmentedRecording, recording).kept_places for recording in recordings if recording.reads}
+    graphs = sum([recording.graph_bytes for recording in recordings])
     return graphs + sum([nbytes for places in kept for _, nbytes in places])
 
 

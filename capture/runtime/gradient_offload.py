@@ -55,14 +55,14 @@ def park(parked: OffloadedGradients, entry: Entry, call: Call) -> None:
         return
     with torch.no_grad(), torch.inference_mode(False):
         storages = _alone(call, paths, torch.device(engine.name))
-        if sum(one.nbytes() for one in storages) >= WORTH:
+        if sum(storage.nbytes() for storage in storages) >= WORTH:
             parked.park(storages)
 
 
 def _dropped(entry: Entry) -> set[str]:
     if entry.facts is None or entry.plan is None:
         return set()
-    read = {one.path for one in entry.facts.placeholders}
+    read = {placeholder.path for placeholder in entry.facts.placeholders}
     names = {effect.path for effect in entry.plan.effects if effect.kind == "tensor" and effect.path.endswith(".grad")}
     return {name for name in names if not any(path == name or path.startswith(f"{name}.") for path in read)}
 

@@ -70,7 +70,7 @@ def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[I
     """How each leaf reaches the body. Without a plan every argument may turn out to be written."""
     plans = entry.plans()
     often = entry.often_moved()
-    mutated = {one.path for plan in plans for one in plan.placeholders if one.mutated}
+    mutated = {placeholder.path for plan in plans for placeholder in plan.placeholders if placeholder.mutated}
     policies: dict[str, Policy] = {}
     # Of all plans: which way the body goes is not known yet.
     for placeholder in [placeholder for plan in plans for placeholder in plan.placeholders]:
@@ -97,17 +97,17 @@ def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[I
 def _owners(call: Call) -> Callable[[torch.Tensor], list[tuple[Source, torch.Tensor]]]:
     """Tells which places in Python state, arguments left out, hold a tensor on a leaf's memory."""
     state, arguments = snapshot.snapshot(call.roots()), {path for path, _ in call.paths()}
-    return lambda leaf: [one for one in state.owners(leaf.untyped_storage()) if one[0].path not in arguments]
+    return lambda leaf: [owner for owner in state.owners(leaf.untyped_storage()) if owner[0].path not in arguments]
 
 
 def _apart(call: Call, inputs: Sequence[Input]) -> list[Input]:
     """Marks static arguments on whose memory Python state holds tensors, too."""
-    static = {one.position for one in inputs if one.how == "static" and span_of(call.leaves[one.position])}
+    static = {input_.position for input_ in inputs if input_.how == "static" and span_of(call.leaves[input_.position])}
     if not static:
         return list(inputs)
     owners = _owners(call)
     shared = {position for position in static if owners(call.leaves[position])}
-    return [evolve(one, is_apart=True) if one.position in shared else one for one in inputs]
+    return [evolve(input_, is_apart=True) if input_.position in shared else input_ for input_ in inputs]
 
 
 def _may_be_bound(leaf: torch.Tensor, path: str, entry: Entry, often: frozenset[str]) -> bool:
@@ -126,11 +126,11 @@ def moving_paths(entry: Entry) -> frozenset[str]:
         return frozenset(entry.moves)
     effects = {effect.path for plan in plans for effect in plan.effects}
     often = entry.often_moved()
-    planned = [one for plan in plans for one in plan.placeholders if one.kind == "implicit"]
-    mutated = {one.path for one in planned if one.mutated}
-    placeholders = {one.path for one in planned} - mutated
+    planned = [placeholder for plan in plans for placeholder in plan.placeholders if placeholder.kind == "implicit"]
+    mutated = {placeholder.path for placeholder in planned if placeholder.mutated}
+    placeholders = {placeholder.path for placeholder in planned} - mutated
     return frozenset(
-        path for path in placeholders if path in often or any(f"{path}.".startswith(f"{one}.") for one in effects)
+        path for path in placeholders if path in often or any(f"{path}.".startswith(f"{effect}.") for effect in effects)
     )
 
 
@@ -149,12 +149,12 @@ def generators_of(call: Call, entry: Entry) -> list[torch.Generator]:
 
 def shares_with_state(call: Call, plans: Sequence[CapturePlan]) -> bool:
     """An argument shares memory with a tensor in Python state that the body uses, and the body writes something."""
-    planned = [one for plan in plans for one in plan.placeholders]
-    if plans and not any(one.mutated for one in planned):
+    planned = [placeholder for plan in plans for placeholder in plan.placeholders]
+    if plans and not any(placeholder.mutated for placeholder in planned):
         return False
     tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
     owners = _owners(call)
-    used = {one.path for one in planned if one.kind == "implicit"} if plans else None
+    used = {placeholder.path for placeholder in planned if placeholder.kind == "implicit"} if plans else None
     for leaf in tensors:
         for source, owned in owners(leaf):
             if (used is None or source.path in used) and alias_groups([leaf, owned])[0] is not None:

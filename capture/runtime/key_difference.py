@@ -88,13 +88,13 @@ def _of_state(changed: Sequence[str]) -> Iterator[Variation]:
 def _of_keys(captured: Captured, keys: Sequence[tuple[Any, ...]], call: Call) -> Iterator[Variation]:
     """What varied in whole keys: modes, arguments, and the parts of ``Captured.rest``."""
     columns = list(zip(*keys, strict=True))
-    yield from _each(modes.NAMES, [one.values for one in columns[0]])
+    yield from _each(modes.NAMES, [ambient.values for ambient in columns[0]])
     yield from _each(_arguments(captured), columns[1])
     if len(columns) > 3:
         yield from _each(_names(captured, call), columns[2])
         yield from _varied("the training flags of its modules", columns[3])
         yield from _each([f"guards[{at}]" for at in range(len(captured.annotation.guards))], columns[4])
-        yield from _each([f"'{one}'" for one in captured.optimizers.labels()], columns[5])
+        yield from _each([f"'{label}'" for label in captured.optimizers.labels()], columns[5])
     if len(set(columns[-1])) > 1:
         yield Variation(what="memory that arguments share", change=f"{len(set(columns[-1]))} ways in {len(keys)} calls")
 
@@ -111,7 +111,7 @@ def _names(captured: Captured, call: Call) -> list[str]:
     own = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *code.co_freevars, *code.co_cellvars}
     file = os.path.basename(code.co_filename)
     labels = captured.named.labels(call.values)
-    return [f"'{one}'" if one.split(".")[0] in own else f"global '{one}' of {file}" for one in labels]
+    return [f"'{label}'" if label.split(".")[0] in own else f"global '{label}' of {file}" for label in labels]
 
 
 def _each(names: Sequence[str], values: Sequence[Sequence[Any]]) -> Iterator[Variation]:
@@ -153,8 +153,8 @@ def _form(parts: Sequence[Any]) -> Any:
         return [(", number of members", [len(part) - 1 for part in parts])]
     names = [_member(part) for part in parts]
     if len(set(names)) == 1 and names[0] is not None:
-        return [(f".{one}" if not str(one).startswith(".") else str(one), [part[at][1] for part in parts])
-                for at, one in enumerate(names[0], 1)]  # fmt: skip
+        return [(f".{name}" if not str(name).startswith(".") else str(name), [part[at][1] for part in parts])
+                for at, name in enumerate(names[0], 1)]  # fmt: skip
     if issubclass(head, (tuple, list)):
         return [(f"[{at - 1}]", [part[at] for part in parts]) for at in range(1, len(parts[0]))]
     return None

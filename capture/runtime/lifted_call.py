@@ -93,7 +93,7 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     if len(captured.binder.places) >= _MOST_PLACES or others_may_run():  # who would see the numbers put there
         return False
     changing = numbers.changing_places(captured, entry)
-    if changing is None or not captured.read_numbers.isdisjoint(one.path for one in changing.places):
+    if changing is None or not captured.read_numbers.isdisjoint(place.path for place in changing.places):
         return False
     places = changing.places
     run = BodyRun()
@@ -104,10 +104,10 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
             raise
         is_read = True
     if is_read:
-        captured.read_numbers.update(one.path for one in places)
+        captured.read_numbers.update(place.path for place in places)
         return False
     captured.take_inputs(places)
-    paths = ", ".join([one.path for one in places])
+    paths = ", ".join([place.path for place in places])
     captured.log.add("drop", f"{paths}: another number in each call, an input from now on")
     forget(captured, entry, tree)
     captured.retire()
@@ -116,7 +116,7 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
 
 
 def _are_lifted(captured: Captured, bound: Call, changing: numbers.Changing) -> bool:
-    own = [one.read() for one in changing.places]
+    own = [place.read() for place in changing.places]
     call = captured.call((*bound.values, *own), bound.leaves)
     call.binder = with_places(call.binder, changing.places)
     watched = numbers.noted_run(captured, call, range(len(bound.values), len(call.values)))
@@ -141,13 +141,17 @@ def _lifted(
         return None
     assert twin_node.recording is not None
     assert node.recording is not None
-    found = _found(captured, entry, bound, positions, tree, twin_node.recording, node.recording, watched, then)
-    if isinstance(found, str):
-        captured.log.add("plan", f"numbers stay in the key: {found}")
+    numbers_or_reason = _found(
+        captured, entry, bound, positions, tree, twin_node.recording, node.recording, watched, then
+    )
+    if isinstance(numbers_or_reason, str):
+        captured.log.add("plan", f"numbers stay in the key: {numbers_or_reason}")
         return None
     if node.tree is None:  # the pool was given up
         return None
-    lifted = numbers.Lifted(entry, entry.key, node, tree, found, watched, positions, bound.values, Shortcuts())
+    lifted = numbers.Lifted(
+        entry, entry.key, node, tree, numbers_or_reason, watched, positions, bound.values, Shortcuts()
+    )
     if lifted.taken(bound.values) is None:
         return None
     for each in (twin, entry):  # calls come to the recording by ``Lifted`` alone, which sets their numbers
@@ -160,8 +164,8 @@ def _lifted(
 
 
 def _found(
-    captured: Captured, entry: Entry, bound: Call, positions: tuple[int, ...], tree: Tree, one: Recording,
-    other: Recording, watched: numbers.Watched, then: Sequence[Number],
+    captured: Captured, entry: Entry, bound: Call, positions: tuple[int, ...], tree: Tree, first: Recording,
+    second: Recording, watched: numbers.Watched, then: Sequence[Number],
 ) -> LiftedNumbers | str:  # fmt: skip
     """Where the recording has its numbers. An engine may run the body's Python again, as for a recording."""
 
@@ -174,15 +178,15 @@ def _found(
     now = tuple(bound.values[at] for at in positions)
     given = NumbersToLift(tuple(then), now, watched.values, again)
     try:
-        found: LiftedNumbers | str = locked(tree.backend.lift, one, other, given)
+        numbers_or_reason: LiftedNumbers | str = locked(tree.backend.lift, first, second, given)
     finally:
         if tree.recording:
             tree.recording, tree.pool_is_at = False, None
             tree.put_away(captured.log, "a further capture")
-    if isinstance(found, str):
-        return found
-    reached = frozenset[int]().union(*(watched.formulas[at].origins() for at in found.used))
-    return found if len(reached) == len(now) else "a number reaches no operator"
+    if isinstance(numbers_or_reason, str):
+        return numbers_or_reason
+    reached = frozenset[int]().union(*(watched.formulas[at].origins() for at in numbers_or_reason.used))
+    return numbers_or_reason if len(reached) == len(now) else "a number reaches no operator"
 
 
 def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf], tree: Tree) -> Node | None:
@@ -225,9 +229,9 @@ def find_lifted(captured: Captured, values: Values, now: Here) -> ByNumber | Non
     return None
 
 
-def call_lifted(captured: Captured, found: ByNumber, values: Values, now: Here) -> Any:
+def call_lifted(captured: Captured, by_number: ByNumber, values: Values, now: Here) -> Any:
     """The result of a call by that recording; ``MISS`` where it does not fit."""
-    lifted, taken, leaves = found
+    lifted, taken, leaves = by_number
     entry, tree, standing = lifted.entry, lifted.tree, lifted.standing(values)
     if tree_for(tree.backend) is not tree:  # that of a thread which is gone, whose number this one has
         _lift_no_more(captured, lifted)

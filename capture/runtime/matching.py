@@ -82,7 +82,7 @@ def engine_of(captured: Captured, entry: Entry, leaves: Sequence[Leaf]) -> Backe
     receiver = captured.receiver
     if isinstance(receiver, torch.nn.Module):
         devices |= {tensor.device for tensor in receiver.parameters()}
-    others = sorted((one for one in devices if one.type not in ("cpu", "meta")), key=str)
+    others = sorted((device for device in devices if device.type not in ("cpu", "meta")), key=str)
     device = others[0] if others else torch.device("cpu")
     entry.backend = backend_for(device)
     if entry.backend is None:

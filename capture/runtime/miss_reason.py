@@ -26,8 +26,8 @@ def difference(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern
     if pattern is not None and same_key:
         path, before, after, what = _other_place(call, same_key[-1], pattern)
         return LimitReached(num_recordings=num, difference=what, path=path, before=before, after=after, where=where)
-    others = [other for other in captured.entries() if other is not entry and other.plan is not None]
-    recorded = [other for other in others if other.nodes] or others
+    others = [candidate for candidate in captured.entries() if candidate is not entry and candidate.plan is not None]
+    recorded = [candidate for candidate in others if candidate.nodes] or others
     part = _of_keys(captured, recorded[-1], entry, call) if recorded else None
     if part is None:
         return LimitReached(num_recordings=num, difference="its key is new", where=where)
@@ -80,7 +80,7 @@ def _text(part: Any) -> str:
 
 def _tensor(old: Entry, call: Call) -> tuple[str, str, str] | None:
     assert old.plan is not None
-    planned = {one.path: one.tensor for one in old.plan.placeholders}
+    planned = {placeholder.path: placeholder.tensor for placeholder in old.plan.placeholders}
     for path, leaf in call.paths():
         if isinstance(leaf, torch.Tensor) and path in planned:
             info, before = tensor_meta.tensor_info(leaf), planned[path]

@@ -50,7 +50,7 @@ class Formula:
         if not self.operation:
             own: Number = numbers[self.operands[0]]
             return own
-        found: Number = _do(self.operation, [_value_of(one, numbers) for one in self.operands])
+        found: Number = _do(self.operation, [_value_of(operand, numbers) for operand in self.operands])
         return found
 
     def text(self) -> str:
@@ -61,7 +61,7 @@ class Formula:
         """Positions of the numbers that it is made of."""
         if not self.operation:
             return frozenset(self.operands)
-        return frozenset().union(*(one.origins() for one in self.operands if type(one) is Formula))
+        return frozenset().union(*(operand.origins() for operand in self.operands if type(operand) is Formula))
 
 
 @frozen
@@ -75,7 +75,7 @@ class Question:
 
     def answer(self, numbers: Sequence[Number]) -> Any:
         """For these numbers of a call. Raises what Python does."""
-        return _ASKING[self.operation](*[_value_of(one, numbers) for one in self.operands])
+        return _ASKING[self.operation](*[_value_of(operand, numbers) for operand in self.operands])
 
 
 def _text_of(operand: Any) -> str:
@@ -122,9 +122,9 @@ class Noting:
 
     def computed(self, operation: str, operands: Sequence[Any]) -> Any:
         """The result of arithmetic on noted and plain numbers."""
-        plain = [_plain(one) for one in operands]
+        plain = [_plain(operand) for operand in operands]
         result = _do(operation, plain)
-        formula = Formula(operation, tuple(getattr(one, "formula", one) for one in operands))
+        formula = Formula(operation, tuple(getattr(operand, "formula", operand) for operand in operands))
         if self.asks and type(result) in _PLAIN and abs(result) < _LARGEST:
             if operation == "mod" and type(result) is int and type(plain[1]) is int and 0 < plain[1] <= _FEW:
                 return self.asked("value", (formula,), result)
@@ -136,7 +136,7 @@ class Noting:
 
     def asked(self, operation: str, operands: Sequence[Any], answer: Any) -> Any:
         """Keep a question. Gives its answer."""
-        given = tuple(getattr(one, "formula", one) for one in operands)
+        given = tuple(getattr(operand, "formula", operand) for operand in operands)
         question = Question(operation, given, f"{operation}({', '.join(map(_text_of, given))})")
         self.questions.setdefault(question, answer)
         self.is_read = self.is_read or len(self.questions) > _MOST_QUESTIONS
@@ -146,7 +146,9 @@ class Noting:
 def _is_told_apart(operation: str, operands: Sequence[Any]) -> bool:
     """Other numbers give another result. C code may take that for an index, which shows where it is another one: with
     ``k % 2`` it may be the same in all runs that are looked at."""
-    return operation in ("add", "sub", "mul", "neg", "pos") and sum(type(one) in _KINDS for one in operands) == 1
+    return (
+        operation in ("add", "sub", "mul", "neg", "pos") and sum(type(operand) in _KINDS for operand in operands) == 1
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -179,7 +181,7 @@ def _reading(kind: type, name: str) -> Callable[..., Any]:
         result = plain(self, *args)
         if result is not NotImplemented:  # else Python asks the other operand, such as a tensor
             asked = name.strip("_")
-            if self.noting.asks and asked in _ASKING and all(type(one) in (*_PLAIN, *_KINDS) for one in args):
+            if self.noting.asks and asked in _ASKING and all(type(value) in (*_PLAIN, *_KINDS) for value in args):
                 return self.noting.asked(asked, (self, *args), result)
             self.noting.is_read = True
         return result
@@ -192,7 +194,7 @@ def _computing(operation: str, *, reflected: bool) -> Callable[..., Any]:
         if len(args) != (operation not in _UNARY):  # ``pow`` with a modulus
             self.noting.is_read = True
             return NotImplemented
-        if any(type(one) not in _PLAIN and type(one) not in _KINDS for one in args):
+        if any(type(value) not in _PLAIN and type(value) not in _KINDS for value in args):
             if args and isinstance(args[0], (int, float, complex)):
                 self.noting.is_read = True
                 return _do(operation, [args[0], _plain(self)] if reflected else [_plain(self), args[0]])
@@ -220,7 +222,7 @@ def holds_noted(value: Any, depth: int = 4) -> bool:
     if isinstance(value, Noted):
         return True
     if isinstance(value, dict):
-        return depth == 0 or any(holds_noted(one, depth - 1) for pair in value.items() for one in pair)
+        return depth == 0 or any(holds_noted(member, depth - 1) for pair in value.items() for member in pair)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return depth == 0 or any(holds_noted(one, depth - 1) for one in value)
+        return depth == 0 or any(holds_noted(member, depth - 1) for member in value)
     return False

@@ -100,7 +100,7 @@ class Watched:
     def values(self, own: Sequence[Number]) -> list[Number] | None:
         """All numbers that the body computes of its own; None where Python cannot."""
         try:
-            return [one.value(own) for one in self.formulas]
+            return [formula.value(own) for formula in self.formulas]
         except (ArithmeticError, ValueError, TypeError):
             return None
 
@@ -112,7 +112,9 @@ class Watched:
         values, values_of_others = self.values(own), self.values(others)
         if values is None or values_of_others is None or tuple(sequence) != self.sequence:
             return False
-        texts = {(repr(one), repr(other)) for one, other in zip(values, values_of_others, strict=True)}
+        texts = {
+            (repr(value), repr(value_of_other)) for value, value_of_other in zip(values, values_of_others, strict=True)
+        }
         is_same = len(scalars) == len(self.scalars)
         return is_same and all(map(functools.partial(_same_but, texts), self.scalars, scalars))
 
@@ -122,9 +124,9 @@ def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> Watch
     do so unnoticed, or where there is nothing to record."""
     own: list[Number] = [call.values[at] for at in positions]
     first = _noted(captured, call, positions, own)
-    if first is None or not any(type(one) is int for one in own):
+    if first is None or not any(type(number) is int for number in own):
         return first
-    others = [-_UNLIKELY * (at + 1) if type(one) is int else one for at, one in enumerate(own)]
+    others = [-_UNLIKELY * (at + 1) if type(number) is int else number for at, number in enumerate(own)]
     second = _noted(captured, call, positions, others)
     if second is None or not first.agrees(own, others, second.sequence, second.scalars):
         return None
@@ -140,33 +142,34 @@ def _is_at(places: Sequence[InputPlace], source: Source) -> bool:
     return any(place.key() in keys for place in places)
 
 
-def _same_but(texts: set[tuple[str, str]], one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    """Two operators got the same but for numbers that the call gives. ``texts``: those in the one and in the other."""
+def _same_but(texts: set[tuple[str, str]], values: tuple[str, ...], again: tuple[str, ...]) -> bool:
+    """Whether an operator got equal arguments in two runs, ``values`` and ``again`` as text, but for numbers that the
+    call gives. ``texts``: pairs of such numbers, of the first and of the second run."""
 
     def is_number(first: str, second: str) -> bool:
         (place, _, value), (place_of_other, _, value_of_other) = first.partition("="), second.partition("=")
         if place != place_of_other:
             return False
-        parts = [[one.strip("[]() ") for one in text.split(",")] for text in (value, value_of_other)]
+        parts = [[part.strip("[]() ") for part in text.split(",")] for text in (value, value_of_other)]
         return len(parts[0]) == len(parts[1]) and all(a == b or (a, b) in texts for a, b in zip(*parts, strict=True))
 
-    return len(one) == len(other) and all(a == b or is_number(a, b) for a, b in zip(one, other, strict=True))
+    return len(values) == len(again) and all(a == b or is_number(a, b) for a, b in zip(values, again, strict=True))
 
 
 def _noted(
     captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number]
 ) -> Watched | None:  # fmt: skip
     noting = Noting()
-    noted = evolve(call, values=with_numbers(call.values, positions, noting.begin(own)))
-    watched, described = planning.watch_undone(captured, noted, counts=False)
+    call_with_notes = evolve(call, values=with_numbers(call.values, positions, noting.begin(own)))
+    watched, described = planning.watch_undone(captured, call_with_notes, counts=False)
     facts, results = described.facts, [leaf for _, leaf in pytree.result_leaves(watched.result)]
     if noting.is_read or facts.gradients or facts.host_syncs or facts.islands:
         return None
     if reads_in_c(watched.ran):
         return None
-    if any(map(holds_noted, results)) or any(holds_noted(one.after) for one in watched.changed):
+    if any(map(holds_noted, results)) or any(holds_noted(change.after) for change in watched.changed):
         return None  # a replay would give or leave the number that was recorded
-    if any(_is_at(call.binder.places, one.source) for one in watched.changed):
+    if any(_is_at(call.binder.places, change.source) for change in watched.changed):
         return None  # the body itself puts another number there
     return Watched(facts.sequence, facts.scalars, tuple(noting.formulas.values()))
 
@@ -178,7 +181,7 @@ def twin_of(
     parameters. Where that is one of ``lifted`` numbers, those are to be others, too."""
     if len(entries) > _MOST_FAMILIES:
         return None
-    lifted_of = {id(one.entry): one for one in lifted}
+    lifted_of = {id(lifted_call.entry): lifted_call for lifted_call in lifted}
     for candidate in entries:
         if (
             candidate is entry
@@ -224,9 +227,9 @@ def changing_places(captured: Captured, entry: Entry) -> Changing | None:
             continue
         with_state = len(candidate.key) == len(entry.key) == _WITH_STATE
         if candidate is not entry and candidate.facts is not None and is_recorded and with_state:
-            found = _differing_places(captured, entry.key, candidate.key)
-            if found:
-                places, then = zip(*found, strict=True)
+            differing = _differing_places(captured, entry.key, candidate.key)
+            if differing:
+                places, then = zip(*differing, strict=True)
                 written = {effect.path for effect in candidate.facts.effects}
                 if not written.isdisjoint(place.path for place in places):
                     return None  # the body sets it itself, as from a clock, which an undone run would advance
@@ -238,13 +241,13 @@ _NAMED, _SETTINGS, _WITH_STATE = 2, 5, 7
 """What a key that has state consists of: modes, arguments, what is named, modules, guards, settings, aliases."""
 
 
-def _differing_places(captured: Captured, key: Any, other: Any) -> list[tuple[InputPlace, Number]]:
-    if any(key[at] != other[at] for at in range(_WITH_STATE) if at not in (_NAMED, _SETTINGS)):
+def _differing_places(captured: Captured, key: Any, key_before: Any) -> list[tuple[InputPlace, Number]]:
+    if any(key[at] != key_before[at] for at in range(_WITH_STATE) if at not in (_NAMED, _SETTINGS)):
         return []
     places: list[tuple[InputPlace, Number]] = []
     for at in (_NAMED, _SETTINGS):
-        differing = _numbers_in(key[at], other[at])
-        if key[at] != other[at] and not differing:
+        differing = _numbers_in(key[at], key_before[at])
+        if key[at] != key_before[at] and not differing:
             return []
         for part in differing:
             kept = (
@@ -255,7 +258,7 @@ def _differing_places(captured: Captured, key: Any, other: Any) -> list[tuple[In
             place = None if kept is None else number_place(kept[2], kept[0], kept[1])
             if place is None:
                 return []
-            places.append((place, number_of(other[at][part])))
+            places.append((place, number_of(key_before[at][part])))
     return places
 
 

@@ -219,7 +219,7 @@ def _add_way(
     if way is None:
         return
     shortcuts.add(captured, padded.values, padded.leaves, entry, now, GoesOnApart(captured, trim))
-    size.ways[:] = [one for one in size.ways if one.entry is not entry or one.nodes == entry.nodes][-_MOST_WAYS:]
+    size.ways[:] = [way for way in size.ways if way.entry is not entry or way.nodes == entry.nodes][-_MOST_WAYS:]
     size.ways.insert(0, way)
 
 

@@ -204,7 +204,7 @@ class Trial:
 
     def goes_on(self, args: Sequence[Any], kwargs: Mapping[str, Any], seconds: float) -> bool:
         """A call with these arguments took so long. False: it is another one, or was the last."""
-        shapes = tuple([self._form_of(one) for one in (*args, *kwargs.values())])
+        shapes = tuple([self._form_of(value) for value in (*args, *kwargs.values())])
         if self._shapes is None:
             self._shapes = shapes
         if shapes != self._shapes:

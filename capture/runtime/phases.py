@@ -35,15 +35,17 @@ def give_up_slow(captured: Captured, entry: Entry, tree: Tree) -> None:
     recorded = [node.recording for node in entry.nodes if node.recording is not None]
     slow = SlowReplay(
         replay=timing.replay * 1e6, body=timing.body * 1e6, where=where, optimizers=names,
-        operators=max((one.num_ops for one in recorded), default=0),
-        breaks=max((len(one.reads) for one in recorded), default=0),
+        operators=max((recording.num_ops for recording in recorded), default=0),
+        breaks=max((len(recording.reads) for recording in recorded), default=0),
     )  # fmt: skip
     captured.log.add("drop", "replays take longer than the body")
     captured.budget.spend("drops", timing.loss * payoff.AFTER * 1e3, key=entry.key)
     forget(captured, entry, tree)
     left.payoff = payoff.Payoff()
     left.plan = compile_plan(captured.annotation, captured.bare_facts(slow_replay=slow))
-    for lifted in [one for one in captured.lifted if one.entry is entry]:  # each call has another key again
+    for lifted in [
+        lifted_call for lifted_call in captured.lifted if lifted_call.entry is entry
+    ]:  # each call has another key again
         captured.lifted.remove(lifted)
         captured.lifts_left, captured.hopeless = 0, left.plan
     enter(captured, left, "eager")
@@ -80,7 +82,7 @@ def settle(captured: Captured, entry: Entry, reply: Reply) -> None:
 def give_up_reads(captured: Captured, entry: Entry, tree: Tree) -> Reply:
     """The values that the host reads do not come again: recordings of this body do not pay."""
     branches, (stops, replays) = entry.known_branches(), (entry.steadiness.stops, entry.steadiness.replays)
-    facts = next((one.facts for _, one in branches), None)
+    facts = next((branch.facts for _, branch in branches), None)
     assert facts is not None
     forget(captured, entry, tree)
     why = f"what it reads is another value in call after call: {len(branches)} branches led to {replays} replays"

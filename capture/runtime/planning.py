@@ -50,7 +50,7 @@ def load(captured: Captured, entry: Entry, leaves: Sequence[Any]) -> Phase:
     plan = store.load(captured.annotation, captured.function, _stored_key(entry), captured.log)
     if plan is None or (plan.collectives and registers_segments()):
         return entry.phase
-    if plan.outcome == "record" and any(one.code in BRANCHING for one in plan.findings):
+    if plan.outcome == "record" and any(finding.code in BRANCHING for finding in plan.findings):
         return entry.phase  # it describes one branch: each process finds out which ones its calls take
     captured.log.counters.plans_loaded += 1
     if plan.outcome == "eager" and not store.is_looked_at(plan):
@@ -109,8 +109,8 @@ def _watch(
         captured.shares_casts = captured.shares_casts or watched.shares_casts
         captured.optimizers.search(watched.before, call.function, (call.receiver, *call.values))
         captured.optimizers.note_gradients(*watched.gradient_uses())
-        on_cpu = all(one.startswith(("cpu", "meta")) for one in watched.watch.trace.devices)
-        given = {type(one) for one in (call.receiver, *call.values, *[leaf for _, leaf in call.all_leaves()])}
+        on_cpu = all(device.startswith(("cpu", "meta")) for device in watched.watch.trace.devices)
+        given = {type(value) for value in (call.receiver, *call.values, *[leaf for _, leaf in call.all_leaves()])}
         if captured.unreached.search(watched.before, watched.ran, given, runs_operators=on_cpu):
             watched.once = watched.once or "functions that ran were found in the hands of a library"
         if watched.error is not None:
@@ -189,8 +189,10 @@ def _always_unsettled(captured: Captured, plan: CapturePlan) -> bool:
 
 def shares_with_state(captured: Captured, facts: Facts) -> bool:
     """An argument shares memory with Python state, and for that alone the body cannot be recorded."""
-    groups = {one.alias_group for one in facts.placeholders if one.kind == "argument"} - {None}
-    shared = any(one.kind == "implicit" and one.alias_group in groups for one in facts.placeholders)
+    groups = {placeholder.alias_group for placeholder in facts.placeholders if placeholder.kind == "argument"} - {None}
+    shared = any(
+        placeholder.kind == "implicit" and placeholder.alias_group in groups for placeholder in facts.placeholders
+    )
     return shared and compile_plan(captured.annotation, facts).outcome == "eager"
 
 
@@ -208,7 +210,7 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
     if changed is not None:
         obstacle_of_islands = f"changes {changed}, which the body reads"
         facts = evolve(
-            facts, islands=tuple(evolve(one, obstacle=obstacle_of_islands, fix="order") for one in facts.islands)
+            facts, islands=tuple(evolve(island, obstacle=obstacle_of_islands, fix="order") for island in facts.islands)
         )
     captured.replacements.latest = entry.places.objects
     if obstacle is not None:
@@ -243,7 +245,7 @@ def _is_of_this_run(facts: Facts | None) -> bool:
     """What other ranks, the settings of NCCL or the identity of objects say holds for this run of the program alone."""
     if facts is None or facts.dissent is not None or are_of_this_process(facts):
         return facts is not None
-    return any(one.registers_segments for one in facts.collectives)
+    return any(collective.registers_segments for collective in facts.collectives)
 
 
 def save(captured: Captured, entry: Entry) -> None:
@@ -268,7 +270,7 @@ def replace(captured: Captured, entry: Entry, refuted: Refuted) -> Phase:
     if refuted.is_branch:
         entry.steadiness.note_stop(next(iter(facts.reads[-1:]), "[]"), is_new=True)
         captured.note_findings(plan)
-        return "ready" if any(one.outcome == "record" for one in entry.plans()) else "eager"
+        return "ready" if any(plan.outcome == "record" for plan in entry.plans()) else "eager"
     entry.differing_runs += 1
     if entry.differing_runs <= RETRIES and plan.may_settle:
         return "warm" if plan.outcome == "record" else "cold"
@@ -279,11 +281,16 @@ def replace(captured: Captured, entry: Entry, refuted: Refuted) -> Phase:
 def _unsteady(before: Facts, now: Facts) -> tuple[Effect, ...]:
     """The effects, of which those that only one of two runs had are none that a replay can do again."""
     kind: dict[EffectKind, EffectKind] = {"value": "python", "count": "python", "members": "container"}
-    effects_before, effects = ({one.compared for one in facts.effects} for facts in (before, now))
-    gone = [one for one in before.effects if one.compared not in effects and one.kind in kind]
+    effects_before, effects = ({effect.compared for effect in facts.effects} for facts in (before, now))
+    gone = [effect for effect in before.effects if effect.compared not in effects and effect.kind in kind]
     return tuple(
-        one if one.compared in effects_before and one not in gone else evolve(one, kind=kind.get(one.kind, one.kind))
-        for one in (*now.effects, *[one for one in gone if all(one.path != other.path for other in now.effects)])
+        effect_seen
+        if effect_seen.compared in effects_before and effect_seen not in gone
+        else evolve(effect_seen, kind=kind.get(effect_seen.kind, effect_seen.kind))
+        for effect_seen in (
+            *now.effects,
+            *[effect_seen for effect_seen in gone if all(effect_seen.path != effect.path for effect in now.effects)],
+        )
     )
 
 

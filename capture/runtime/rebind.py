@@ -50,7 +50,7 @@ def state_moved(
     guard = None
     if moves_and_others is None or not moves_and_others[0]:
         guard = _in_place(captured, entry, node, values, leaves)
-        moves_and_others = _moves(node, leaves, [one.tensor for one in guard.owners]) if guard is not None else None
+        moves_and_others = _moves(node, leaves, [owner.tensor for owner in guard.owners]) if guard is not None else None
     if moves_and_others is None or not (moves_and_others[0] or guard is not None):
         return Reply(Verdict.OBSERVE)
     moves, others = moves_and_others
@@ -90,11 +90,11 @@ def _is_being_bound(_: Sequence[Any]) -> int:
 
 def _follow(node: Node, leaves: Sequence[Any]) -> frozenset[str]:
     """Bound arguments that the engine has come to know are its business from now on. Gives the paths of all."""
-    paths = frozenset(one.path for one in node.bound)
+    paths = frozenset(input_.path for input_ in node.bound)
     if paths:
         assert node.recording is not None
         taken = node.recording.bind_inputs(node.bound)
-        node.bound = tuple(one for one in node.bound if one.path not in taken)
+        node.bound = tuple(input_ for input_ in node.bound if input_.path not in taken)
         if taken:
             node.guard.leave_out(taken, leaves)
     return paths
@@ -134,8 +134,8 @@ def _moves(
             return None
         else:
             moves.append(Move(path, before, tensor, tensor_before))
-    replaced = [one for move in moves if move.tensor is not move.was for one in (move.tensor, move.was)]
-    if replaced and guard.looks_up([one for one in replaced if one is not None]):
+    replaced = [tensor for move in moves if move.tensor is not move.was for tensor in (move.tensor, move.was)]
+    if replaced and guard.looks_up([tensor for tensor in replaced if tensor is not None]):
         return None
     for argument in guard.arguments:
         leaf = leaves[argument.position]
@@ -154,8 +154,8 @@ def _writes_copied(node: Node, static: Sequence[Move]) -> bool:
     copied = node.recording.copied_paths
     if not copied or not node.guard.written:
         return False
-    written = merged(sorted(range_of(one.tensor) for one in static if one.path in node.guard.written))
-    return any(_meets(range_of(one.tensor), written) for one in static if one.path in copied)
+    written = merged(sorted(range_of(owner.tensor) for owner in static if owner.path in node.guard.written))
+    return any(_meets(range_of(owner.tensor), written) for owner in static if owner.path in copied)
 
 
 def _meets(memory: tuple[int, int], ranges: tuple[list[int], list[int]]) -> bool:
@@ -232,7 +232,7 @@ def _calibrate(
 
 def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], refusal: Refusal) -> None:
     """Record again at the new addresses. What cannot be bound in principle is not tried again."""
-    bound = {one.path for one in node.bound}
+    bound = {input_.path for input_ in node.bound}
     for move in moves:
         entry.moves[move.path] = entry.moves.get(move.path, 0) + (MOVES if move.path in bound else 1)
     if node in entry.nodes:
@@ -283,7 +283,7 @@ def _settle(node: Node, moves: Sequence[Move], leaves: Sequence[Any]) -> None:
 def _note_moved(captured: Captured, moves: Sequence[Move]) -> None:
     where = source_location.user_location()
     moved = tuple(
-        Moved(path=one.path, before_addr=one.before, after_addr=one.tensor.data_ptr(), where=where) for one in moves
+        Moved(path=move.path, before_addr=move.before, after_addr=move.tensor.data_ptr(), where=where) for move in moves
     )
     captured.note_findings(compile_plan(captured.annotation, captured.bare_facts(moved=moved)))
 

@@ -81,7 +81,7 @@ def _record(
     counters = captured.log.counters
     counters.body_runs += 1
     begin = time.perf_counter()
-    apart = [one.position for one in inputs if one.is_apart]
+    apart = [input_.position for input_ in inputs if input_.is_apart]
     expected = None if apart else entry.expected  # those runs could not tell the two apart
     recorded, followed, parted = _run(captured, entry, call, tree, inputs, expected, undo=undo), True, None
     if recorded.followed in ("unsuited", "differs"):
@@ -141,8 +141,8 @@ def _owned(captured: Captured, entry: Entry, tree: Tree, outputs: OutputPlan) ->
     left = {*outputs.gradients, *outputs.shared}
     return [
         number
-        for number, one in enumerate(outputs.groups)
-        if captured.is_owned(entry.number, one.paths) or (one.block.nbytes <= small and number not in left)
+        for number, group in enumerate(outputs.groups)
+        if captured.is_owned(entry.number, group.paths) or (group.block.nbytes <= small and number not in left)
     ]
 
 
@@ -208,13 +208,13 @@ def _result(
     assert outputs is not None
     assert described is not None
     if not recorded.executed and not undo:
-        begun = outputs.done_by([one.change for one in described.effects], call.named_roots)
+        begun = outputs.done_by([effect.change for effect in described.effects], call.named_roots)
         own = outputs.own_reads(kept_values(described))
         return _first_replay(captured, entry, node, tree, call, uncounted, begun, own)
     result = None
     if recorded.executed:
         values = outputs.adopt(own_values(outputs, call, described))
-        done = outputs.done_by([one.change for one in described.effects], call.named_roots)
+        done = outputs.done_by([effect.change for effect in described.effects], call.named_roots)
         result = call.whole(outputs.finish(values, call.named_roots, begun=done))
     _put_in(entry, tree, node)
     return result
@@ -239,8 +239,8 @@ def _facts_and_plan(
         facts = evolve(facts, drifts=(parted,)) if isinstance(parted, Drift) else evolve(facts, sequence_change=parted)
     if not recorded.executed and entry.facts is not None:
         facts = evolve(facts, draws=entry.facts.draws)  # generators do not move while capturing
-    unfollowed = any(not one.is_compared for one in facts.host_syncs)
-    unfollowed = unfollowed or any(one.obstacle for one in facts.islands)
+    unfollowed = any(not host_sync.is_compared for host_sync in facts.host_syncs)
+    unfollowed = unfollowed or any(island.obstacle for island in facts.islands)
     is_explained = unfollowed or facts.host_work or facts.subclasses or any(o.kind == "foreign" for o in facts.outputs)
     obstacle = _only_captured(entry.plan, facts, recorded) if entry.plan is not None else None
     if (recorded.failure is not None and not is_explained) or obstacle is not None:
@@ -266,9 +266,12 @@ def _as_planned(expected: CapturePlan | None, recorded: CapturePlan) -> bool:
 
     def decisions(plan: CapturePlan) -> tuple[Any, ...]:
         return (
-            [(one.path, one.kind, one.mutated, one.policy) for one in plan.placeholders],
-            [one.compared for one in plan.outputs],
-            [one.compared for one in plan.effects],
+            [
+                (placeholder.path, placeholder.kind, placeholder.mutated, placeholder.policy)
+                for placeholder in plan.placeholders
+            ],
+            [output.compared for output in plan.outputs],
+            [effect.compared for effect in plan.effects],
             plan.sequence_digest,
         )
 
@@ -316,18 +319,18 @@ def _node(
     assert watched is not None
     entry.ran.update(watched.ran)
     paths = [path for path, _ in call.paths()]
-    static = [one.position for one in inputs if one.how == "static"]
+    static = [input_.position for input_ in inputs if input_.how == "static"]
     mutated = _mutated(described.facts)
-    bound = [one.position for one in inputs if one.is_bound]
-    copied = [one.position for one in inputs if one.how in ("copy", "copy-back")]
+    bound = [input_.position for input_ in inputs if input_.is_bound]
+    copied = [input_.position for input_ in inputs if input_.how in ("copy", "copy-back")]
     latest = latest_guards.get(captured)
     like = latest() if latest is not None else None
     guard = locked(  # else some of what it reads may be another thread's stand-ins
         make_recording_guard, described, watched, call, static, copied, entry.ran, like, entry.read
     )
     latest_guards[captured], entry.places, entry.read = weakref.ref(guard), guard.places, None
-    statics = {one.path: one.owners[0][1] for one in (*described.implicit, *described.guarded)}
-    read = {id(one) for one in statics.values()}
+    statics = {input_.path: input_.owners[0][1] for input_ in (*described.implicit, *described.guarded)}
+    read = {id(tensor) for tensor in statics.values()}
     outputs.leave_out_gradients(read)
     outputs.deposits = captured.deposits
     parts = node_parts(
@@ -340,10 +343,10 @@ def _node(
 
 
 def _mutated(facts: Facts) -> set[str]:
-    return {one.path for one in facts.placeholders if one.mutation is not None}
+    return {placeholder.path for placeholder in facts.placeholders if placeholder.mutation is not None}
 
 
 def _written(call: Call, inputs: Sequence[Input], facts: Facts) -> tuple[int, ...]:
     paths = [path for path, _ in call.paths()]
     mutated = _mutated(facts)
-    return tuple(one.position for one in inputs if one.how == "managed" and paths[one.position] in mutated)
+    return tuple(input_.position for input_ in inputs if input_.how == "managed" and paths[input_.position] in mutated)

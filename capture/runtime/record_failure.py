@@ -122,7 +122,7 @@ def refused(
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     values = outputs.adopt(own_values(outputs, call, recorded.described), copied=True)
     _settle_shapes(call, recorded)
-    done = outputs.done_by([one.change for one in recorded.described.effects], call.named_roots)
+    done = outputs.done_by([effect.change for effect in recorded.described.effects], call.named_roots)
     result = call.whole(outputs.finish(values, call.named_roots, begun=done))
     tree.keep_used()
     if undo:
@@ -153,7 +153,7 @@ def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, reco
             del error  # which has this frame
     facts = entry.facts or captured.bare_facts()
     syncs = () if watched is None else tuple(watched.watch.trace.syncs.values())
-    if any(not one.is_compared for one in syncs):
+    if any(not sync.is_compared for sync in syncs):
         facts = evolve(facts, host_syncs=syncs)
     else:
         facts = evolve(facts, refused=recorded.failure)
@@ -248,9 +248,9 @@ def _settle_effects(call: Call, watched: ObservedRun) -> None:
         if change.container:
             if place is not change.source:
                 _put_members(place.get(), change.source.get(), theirs)
-            elif change.members is not None and any(id(one) in theirs for one in change.after):
+            elif change.members is not None and any(id(member) in theirs for member in change.after):
                 keys, values = effects.members_of(change.members.container)
-                effects.put_members(change.members.container, [theirs.get(id(one), one) for one in values], keys)
+                effects.put_members(change.members.container, [theirs.get(id(value), value) for value in values], keys)
         elif place is not change.source or id(change.after) in theirs:
             place.remove() if change.after is MISSING else place.set(_with(theirs, change.after))
 
@@ -270,9 +270,9 @@ def _put_members(container: Any, like: Any, theirs: dict[int, Any]) -> None:
     if container is like or type(container) is not type(like):
         return
     if isinstance(container, list):
-        container[:] = [_with(theirs, one) for one in like]
+        container[:] = [_with(theirs, member) for member in like]
     elif isinstance(container, dict):
-        members = {key: _with(theirs, one) for key, one in like.items()}
+        members = {key: _with(theirs, member) for key, member in like.items()}
         container.clear()
         container.update(members)
     elif isinstance(container, (set, deque)):

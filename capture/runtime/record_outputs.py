@@ -26,7 +26,7 @@ def own_values(outputs: OutputPlan, call: Call, described: DescribedRun) -> list
 def kept_values(described: DescribedRun) -> list[Any]:
     """Each leaf of the results and the effects, as the run left it."""
     return [
-        leaf.value for leaf in (*described.outputs, *(one for effect in described.effects for one in effect.leaves))
+        leaf.value for leaf in (*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves))
     ]
 
 
@@ -51,7 +51,9 @@ def _again(captured: Captured, result: Any) -> dict[int, Again]:
     if captured.deposits is None:
         return {}
     number = Counter(map(id, result))
-    return {id(one): "shown" for at, one in enumerate(result) if captured.deposits((at,)) and number[id(one)] == 1}
+    return {
+        id(member): "shown" for at, member in enumerate(result) if captured.deposits((at,)) and number[id(member)] == 1
+    }
 
 
 def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Pool) -> OutputPlan:

@@ -25,8 +25,8 @@ def cuts_steps(captured: Captured, entry: Entry, tree: Tree, facts: Facts, *, wa
     no recording can be cut for those, no more. What was recorded and planned before is dropped. ``was_stopped``: a
     recording was, by the engine."""
     optimizers = captured.optimizers
-    those_of_host = bool(facts.host_work) or any(not one.is_compared for one in facts.host_syncs)
-    if any(one.obstacle for one in facts.islands) and optimizers.refuse_islands():
+    those_of_host = bool(facts.host_work) or any(not host_sync.is_compared for host_sync in facts.host_syncs)
+    if any(island.obstacle for island in facts.islands) and optimizers.refuse_islands():
         message = "the step of an optimizer cannot run eagerly between two segments"
     elif (
         tree.backend.runs_islands
@@ -95,13 +95,13 @@ def finds_inputs(captured: Captured, entry: Entry, places: Places) -> bool:
     replacements.compare(places.objects, number)
     if not entry.was_watched:
         replacements.note_new_key(number)
-    groups = {id(one) for one in captured.optimizers.groups_of_islands()}
+    groups = {id(group) for group in captured.optimizers.groups_of_islands()}
     # what a step that runs eagerly is told is its own business, such as the betas that a schedule sets
-    inputs_found = [one for one in replacements.inputs() if one.key()[0] not in groups]
+    inputs_found = [input_ for input_ in replacements.inputs() if input_.key()[0] not in groups]
     if not inputs_found:
         return False
     captured.take_inputs(inputs_found)
-    paths = ", ".join([one.path for one in inputs_found])
+    paths = ", ".join([place.path for place in inputs_found])
     captured.log.add("drop", f"{paths}: another object in each call, an input from now on")
     if entry.backend is not None:
         forget(captured, entry, tree_for(entry.backend))

@@ -117,14 +117,14 @@ class BackwardCall(Call):
             return leaf.detach() if type(leaf) in TENSOR_TYPES and leaf.requires_grad else leaf
 
         named = {name: replace_leaves(value, bare) for name, value in self.named_values(values).items()}
-        found = snapshot.roots(self.function, self.receiver, named) + self.unreached.roots()
+        roots = snapshot.roots(self.function, self.receiver, named) + self.unreached.roots()
         for kind in self.functions:  # C code calls what they differentiate with
-            found.append(Source("root", kind, None, kind.__qualname__))
+            roots.append(Source("root", kind, None, kind.__qualname__))
             for name in _DIFFERENTIATING:
                 method = getattr(kind, name, None)
                 if method is not getattr(torch.autograd.Function, name, None):
-                    found += snapshot.roots(method, None, {})
-        return found
+                    roots += snapshot.roots(method, None, {})
+        return roots
 
 
 _orders: weakref.WeakKeyDictionary[Captured, accumulate_grad.Order] = weakref.WeakKeyDictionary()
@@ -143,7 +143,7 @@ class Region:
     ) -> None:  # fmt: skip
         self._captured, self._backend = captured, backend
         self.uses: Sequence[GradientUse] = facts.gradients
-        argument_paths = {one.path for one in facts.placeholders if one.kind != "implicit"}
+        argument_paths = {placeholder.path for placeholder in facts.placeholders if placeholder.kind != "implicit"}
         self._lends = any(use.path not in argument_paths for use in self.uses) and leaf_swap.is_needed(
             torch.device(backend.name)
         )
@@ -227,7 +227,14 @@ class Region:
             self._timer = None
             if timer.is_blind:
                 self.payoff.give_up()
-        program = next((one for known in list(self._recorded.values()) for one in list(known.values())), None)
+        program = next(
+            (
+                program_of_shape
+                for programs in list(self._recorded.values())
+                for program_of_shape in list(programs.values())
+            ),
+            None,
+        )
         if program is not None and self.payoff.is_open:
             results = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
             inputs = [*[leaves[index] for index in self._wanted], *program.now_parameters]
@@ -255,7 +262,9 @@ class Region:
         self._forms.add(program.form)
         program.before_eager = pool.before_eager()
         paths = {id(tensor): path for path, tensor in node.statics.items()}
-        program.paths = {id(one): paths[id(one)] for one in (*program.parameters, *program.held) if id(one) in paths}
+        program.paths = {
+            id(tensor): paths[id(tensor)] for tensor in (*program.parameters, *program.held) if id(tensor) in paths
+        }
         program.follow(node.statics)
 
     def join(
@@ -268,7 +277,7 @@ class Region:
             inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
             frame = Frame(self, program, inner, kept, pair.attached)
             if program.again.blocks:
-                frame.owners = [one() for one in program.again.owners]
+                frame.owners = [owner() for owner in program.again.owners]
                 frame.states = program.again.states(pair.begin_state, is_replay=is_replay)
             wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
             receivers: Sequence[torch.Tensor] = parameters
@@ -422,12 +431,12 @@ def _computed(
 
 
 def _added(
-    program: SavedGraph, found: tuple[Any, ...], tensors: Sequence[Any], grads: Sequence[Any],
+    program: SavedGraph, gradients: tuple[Any, ...], tensors: Sequence[Any], grads: Sequence[Any],
     buffers: Sequence[Any] | None,
 ) -> tuple[Any, ...]:  # fmt: skip
     if buffers is None:
-        return found
-    wanted, mine = found[: len(program.wanted)], program.summed(found[len(program.wanted) :])
+        return gradients
+    wanted, mine = gradients[: len(program.wanted)], program.summed(gradients[len(program.wanted) :])
     used = (*tensors[: len(program.checked)], *grads, *wanted)
     made = accumulate_grad.accumulated(program.parameters, mine, buffers, used)
     return (*wanted, *made)
@@ -470,7 +479,9 @@ class _Backward:
         result = self.captured.straight(*values)
         if result is MISS:
             inputs = (*tensors[: len(program.checked)], *grads, *buffers)
-            is_batch = not all(one is None or capabilities.has_memory(one) for one in inputs)  # ``is_grads_batched``
+            is_batch = not all(
+                input_ is None or capabilities.has_memory(input_) for input_ in inputs
+            )  # ``is_grads_batched``
             result = self._run(*values) if is_batch else self.captured.dispatch(self.captured, values, {})
         gradients: Sequence[Any] = result
         return gradients
@@ -489,7 +500,7 @@ class _Backward:
         program = self._programs[worker()]()
         if program is None or min(positions) < (first := len(program.wanted)):
             return ()
-        return [program.now_parameters[one - first] for one in positions]
+        return [program.now_parameters[position - first] for position in positions]
 
     def _run(self, *values: Any) -> tuple[Any, ...]:
         program = self._program()
@@ -497,11 +508,11 @@ class _Backward:
         begin = end - len(program.outputs)
         buffers = values[end:] if self._accumulates else None
         try:
-            found: tuple[Any, ...] = inlined(_computed, program, values[:begin], values[begin:end], buffers)
+            made: tuple[Any, ...] = inlined(_computed, program, values[:begin], values[begin:end], buffers)
         finally:
             watch = run_module.active_watch()
             self.communicates = self.communicates or (watch is not None and bool(watch.trace.collectives))
-        return found
+        return made
 
 
 _NO_HANDLES: Mapping[int, torch.Tensor] = {}
@@ -594,7 +605,7 @@ class Frame:
         higher = self.higher() or _Higher(node)
         self.higher = weakref.ref(higher)
         order = higher_order.Order(higher, self.inner, len(saved), len(inputs), ())
-        made = higher_order.apply(order.after(grads), [*saved, *inputs], [one for one in grads if one is not None])
+        made = higher_order.apply(order.after(grads), [*saved, *inputs], [grad for grad in grads if grad is not None])
         made = made[: len(inputs)]
         if self.anchor is None:
             return made
@@ -645,11 +656,11 @@ class Frame:
     def _handed_on(self, gradient: torch.Tensor | None, receiver: tuple[Any, int]) -> torch.Tensor | None:
         """A copy, as autograd may use it on any stream and tells the allocator alone. But a region that runs on the
         same stream, in the same tree, gets the gradient itself: its replay comes after this one and before the next."""
-        other = getattr(receiver[0], "frame", None)
+        frame_of_receiver = getattr(receiver[0], "frame", None)
         is_near = (
-            type(other) is Frame
-            and other.stream == self.stream
-            and other._forward_thread.trees is self._forward_thread.trees
+            type(frame_of_receiver) is Frame
+            and frame_of_receiver.stream == self.stream
+            and frame_of_receiver._forward_thread.trees is self._forward_thread.trees
         )
         return gradient if gradient is None or is_near else gradient.clone()
 

@@ -76,7 +76,7 @@ class State:
 def _state(entry: Entry, nodes: Sequence[Node], call: Call, named: Callable[[], dict[str, Any]]) -> State:
     """``nodes``: those that may turn out to run, as branches of a body do."""
     state, seen = State(), set[int]()
-    for path, tensor in [one for node in nodes for one in _written(entry, node, call)]:
+    for path, tensor in [path_and_tensor for node in nodes for path_and_tensor in _written(entry, node, call)]:
         storage = tensor.untyped_storage()
         if id(storage) not in seen:
             seen.add(id(storage))
@@ -163,11 +163,11 @@ def _is_near(ours: Any, theirs: Any, again: Any) -> bool:
     """No further off than a few times what two runs of the body differ by. What is no floating-point tensor varies as
     it likes."""
     tensors = (ours, theirs, again)
-    if not all(isinstance(one, torch.Tensor) and one.dtype.is_floating_point for one in tensors):
+    if not all(isinstance(tensor, torch.Tensor) and tensor.dtype.is_floating_point for tensor in tensors):
         return True
-    if len({(one.dtype, one.shape) for one in tensors}) > 1:
+    if len({(tensor.dtype, tensor.shape) for tensor in tensors}) > 1:
         return False
-    ours, theirs, again = (one if one.dtype is torch.float64 else one.float() for one in tensors)
+    ours, theirs, again = (tensor if tensor.dtype is torch.float64 else tensor.float() for tensor in tensors)
     return torch.equal(ours.isnan(), theirs.isnan()) and _distance(ours, theirs) <= _NOISE * _distance(theirs, again)
 
 
@@ -229,7 +229,7 @@ class Comparison:
         """Everything as it is after this result. See `_results`."""
         try:
             siblings = self.tree.current.children.get(self.node.key, ())
-            nodes = [one for one in siblings if one.reads] if self.at is None else self.at
+            nodes = [sibling for sibling in siblings if sibling.reads] if self.at is None else self.at
             self.at = nodes or [self.node]
             state = _state(self.entry, self.at, self.call, self.call.named_roots)
             return state, _results(result, state, copied=copied)

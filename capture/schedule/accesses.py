@@ -125,13 +125,13 @@ def _hidden(
     return {} if operator.hidden and not seen else hidden
 
 
-def _unknown(words: Iterable[int], begins: list[int], ends: list[int], known: list[Span]) -> Iterator[int]:
+def _unknown(words: Iterable[int], begins: list[int], ends: list[int], spans: list[Span]) -> Iterator[int]:
     """Words that lie in none of these ranges, which are in the order of their begins. ``ends``: the furthest so far."""
     for word in words:
         if not _LEAST <= word < _MOST:
             continue
         at = bisect.bisect_right(begins, word) - 1
-        while at >= 0 and ends[at] > word >= known[at][1]:
+        while at >= 0 and ends[at] > word >= spans[at][1]:
             at -= 1
         if at < 0 or ends[at] <= word:
             yield word

@@ -159,30 +159,30 @@ def dependencies(nodes: Sequence[Node]) -> Dependencies:
             wanted.update(range(barrier or 0, number))
             barrier = number
         kept, before = _direct(wanted, ancestors)
-        edges += [(one, number) for one in kept]
+        edges += [(before, number) for before in kept]
         ancestors.append(before)
-        levels.append(1 + max((levels[one] for one in kept), default=-1))
+        levels.append(1 + max((levels[before] for before in kept), default=-1))
     return Dependencies(tuple(edges), tuple(levels))
 
 
 def _conflicts(memory: _Memory, number: int, node: Node) -> Iterator[int]:
     """Earlier nodes that touched the memory of this one. Its own accesses are noted, too."""
-    found: set[int] = set()
+    earlier: set[int] = set()
     for spans, touch in ((node.reads, memory.read), (node.writes, memory.write)):
         for begin, end in spans:
             if begin > end:
                 raise ValueError(f"a range ends at {end:#x}, before it begins at {begin:#x}")
             if begin < end:
-                found.update(touch(number, (begin, end)))
-    return iter(found - {number})
+                earlier.update(touch(number, (begin, end)))
+    return iter(earlier - {number})
 
 
 def _direct(wanted: Iterable[int], ancestors: Sequence[int]) -> tuple[list[int], int]:
     """The nodes that no other of these comes after, in order, and all nodes before them as bits."""
     kept: list[int] = []
     before = 0
-    for one in sorted(wanted, reverse=True):  # a node that comes after it has a higher number
-        if not before >> one & 1:
-            kept.append(one)
-            before |= ancestors[one] | 1 << one
+    for earlier in sorted(wanted, reverse=True):  # a node that comes after it has a higher number
+        if not before >> earlier & 1:
+            kept.append(earlier)
+            before |= ancestors[earlier] | 1 << earlier
     return kept[::-1], before

@@ -44,7 +44,7 @@ def leaves(function: Any) -> str | None:
         module = getattr(bound, "__name__", None) or function.__module__
         return f"{name}()" if name in _WRITING.get(module, ()) else None
     kind = bound if isinstance(bound, type) else type(bound)
-    owner = next((one for one in kind.__mro__ if name in one.__dict__), kind)
+    owner = next((base for base in kind.__mro__ if name in base.__dict__), kind)
     package = package_of(owner.__module__)
     if package not in sys.stdlib_module_names or package in _COMPARED or name in _ASKING:
         return None

@@ -130,7 +130,7 @@ class Call:
     def containers(self) -> Iterator[tuple[str, Any]]:
         """The containers in the arguments, with paths."""
         visit = Visit()
-        stack = [one for one in self.named_values().items() if not self._is_whole(*one)]
+        stack = [named for named in self.named_values().items() if not self._is_whole(*named)]
         while stack:
             path, value = stack.pop()
             if pytree.is_container(value) and visit.is_new(value):
@@ -150,10 +150,10 @@ class Call:
         def replace(leaf: Any) -> Any:
             if not isinstance(leaf, (torch.Tensor, torch.Generator)):
                 return leaf
-            other = replacements.get(next(position), leaf)
-            if type(leaf) is torch.nn.Parameter and type(other) is torch.Tensor:
-                other.__class__ = torch.nn.Parameter  # code may ask for the class
-            return other
+            replacement = replacements.get(next(position), leaf)
+            if type(leaf) is torch.nn.Parameter and type(replacement) is torch.Tensor:
+                replacement.__class__ = torch.nn.Parameter  # code may ask for the class
+            return replacement
 
         visit, values = Visit(), self.values if values is None else values
         return tuple(

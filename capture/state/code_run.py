@@ -80,7 +80,7 @@ class CodeRun:
         found = [function.__code__]
         for code in found:
             self.add(code, function.__globals__)
-            found += [one for one in code.co_consts if type(one) is types.CodeType]
+            found += [constant for constant in code.co_consts if type(constant) is types.CodeType]
 
 
 class code_run:
@@ -100,7 +100,7 @@ class code_run:
         if len(_kinds) > _MOST_KINDS:
             _kinds.clear()
         # the garbage collector may call these at any time
-        collected = [getattr(one, "__code__", None) for one in gc.callbacks]
+        collected = [getattr(callback, "__code__", None) for callback in gc.callbacks]
         apart = (warned.CODE, *[code for code in collected if type(code) is types.CodeType])
         self._run = CodeRun()
         self._watch = native.CodeWatch(_sort, _kinds, apart, leaves, set(asked), on_frame)

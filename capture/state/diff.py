@@ -156,7 +156,7 @@ def _new_attributes(before: Snapshot, source: Source, holder: Any) -> list[Chang
     elif closed_package(type(holder).__module__):
         return []
     else:
-        now = [(one, one.get()) for one in (Source("attribute", holder, name, f"{path}.{name}", source)
+        now = [(place, place.get()) for place in (Source("attribute", holder, name, f"{path}.{name}", source)
                for name in getattr(holder, "__dict__", {}) if not name.startswith("__"))]  # fmt: skip
     return [Change(new, MISSING, value) for new, value in now if new.path not in before.sources]
 

@@ -47,7 +47,7 @@ class UsesOfNames:
 
     def has_items_read(self, name: str) -> bool:
         """Something depends on a member of what has this name."""
-        return any(type(one) is tuple and one[0] == name for reads in self.read.values() for one in reads)
+        return any(type(read) is tuple and read[0] == name for reads in self.read.values() for read in reads)
 
 
 def uses_of_names(ran: CodeRun) -> UsesOfNames:
@@ -74,12 +74,12 @@ def classified(
     """The changes, each with how a replay does it again. ``ran``: the code of the run, as far as it is known.
     ``amounts``: what is known to be added to numbers (``Call.amounts``)."""
     if amounts is not None:
-        known = [one if one.container else evolve(one, amount=amounts(one)) for one in changes]
-        added = [one for one in known if one.amount is not None]
-        left = [one for one in known if one.amount is None]
+        with_amounts = [change if change.container else evolve(change, amount=amounts(change)) for change in changes]
+        added = [change for change in with_amounts if change.amount is not None]
+        left = [change for change in with_amounts if change.amount is None]
         return _once([*added, *classified(before, left, ran)])
-    counting = any(type(one.before) is int and type(one.after) is int for one in changes)
-    if not counting and not any(one.container for one in changes):
+    counting = any(type(change.before) is int and type(change.after) is int for change in changes)
+    if not counting and not any(change.container for change in changes):
         return list(changes)
     uses = uses_of_names(ran) if ran is not None else UsesOfNames(is_computed=True)
     effects, covered = [], set[int]()
@@ -88,8 +88,8 @@ def classified(
             covered.add(id(members.container))
             change = evolve(change, members=members, after=members.new)
         effects.append(change)
-    effects = [one for one in effects if one.container or id(one.source.holder) not in covered]
-    return _once([_counted(before, one, uses) for one in effects])
+    effects = [effect for effect in effects if effect.container or id(effect.source.holder) not in covered]
+    return _once([_counted(before, effect, uses) for effect in effects])
 
 
 def _once(changes: Sequence[Change]) -> list[Change]:
@@ -121,7 +121,7 @@ def is_only_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> bool
         packages = [package_of(holder.get("__name__"))]
     elif source.kind in ("attribute", "slot"):
         kind = holder if isinstance(holder, type) else type(holder)
-        packages = [package_of(one.__module__) for one in kind.__mro__]
+        packages = [package_of(base.__module__) for base in kind.__mro__]
     elif source.kind != "item" or id(holder) not in before.namespaces:
         # code reads those of a thread-local as attributes
         return source.kind == "item" and type(name) in PLAIN_TYPES and _is_item_counted(before, source, uses)
@@ -155,7 +155,7 @@ def names_holding(before: Snapshot, value: Any) -> list[str]:
 def _is_only_grown(before: Snapshot, container: Any, uses: UsesOfNames) -> bool:
     """Members are added at its end, and nothing else depends on its content."""
     places = list(_places_of(before, container))
-    named = [one for one in places if not _is_of_method(one)]
+    named = [place for place in places if not _is_of_method(place)]
     grows = len(named) < len(places) or any(_name_of(one) in uses.grown or one.kind == "item" for one in named)
     return grows and not uses.is_read("__self__", ()) and all(_may_only_grow(before, one, uses) for one in named)
 
@@ -198,7 +198,7 @@ def _members(before: Snapshot, change: Change, uses: UsesOfNames) -> Members | N
     keys, old = content
     is_dict = isinstance(container, dict)
     now = list(dict.values(container)) if is_dict else list(container)
-    places = {id(one): at for at, one in enumerate(old) if type(one) not in PLAIN_TYPES}
+    places = {id(member): at for at, member in enumerate(old) if type(member) not in PLAIN_TYPES}
     recipe: list[int] = []
     new: list[Any] = []
     for member in now:
@@ -218,7 +218,7 @@ def _added(container: Any, old: Sequence[Any]) -> list[Any]:
     if getattr(container, "maxlen", None) is None:
         same = len(now) > count and all(a is b for a, b in zip(now, old, strict=False))
         return now[count:] if same else []
-    old_ids = {id(one) for one in old}
+    old_ids = {id(member) for member in old}
     added = 0
     while added < len(now) and id(now[-1 - added]) not in old_ids and type(now[-1 - added]) not in PLAIN_TYPES:
         added += 1
@@ -232,7 +232,9 @@ def put_members(container: Any, values: Sequence[Any], keys: Sequence[Any] | Non
     if isinstance(container, dict):
         assert keys is not None
         items = list(zip(keys, values, strict=True))
-        base: Any = next(one for one in type(container).__mro__ if one.__module__ in ("builtins", "collections"))
+        base: Any = next(
+            base_class for base_class in type(container).__mro__ if base_class.__module__ in ("builtins", "collections")
+        )
         if list(dict.keys(container)) != list(keys)[: len(container)]:
             base.clear(container)
         for key, value in items:

@@ -42,7 +42,9 @@ def _may_step(function: Any) -> bool:
 
 
 def _names_step(code: types.CodeType) -> bool:
-    return "step" in code.co_names or any(_names_step(one) for one in code.co_consts if type(one) is types.CodeType)
+    return "step" in code.co_names or any(
+        _names_step(constant) for constant in code.co_consts if type(constant) is types.CodeType
+    )
 
 
 MOST_MOVES = 2  # runs in a row that each had other settings than the one before
@@ -145,8 +147,8 @@ class Optimizers:
                 self._add(value)
             elif isinstance(value, LRScheduler):
                 self._schedules.add(value)
-        above = [one for one in (*inputs, *self.modules()) if isinstance(one, torch.nn.Module)]
-        covered = {id(member) for one in above for member in one.modules()}
+        above = [value for value in (*inputs, *self.modules()) if isinstance(value, torch.nn.Module)]
+        covered = {id(member) for module in above for member in module.modules()}
         for module in state.modules:
             if id(module) not in covered:
                 self._modules.append(weakref.ref(module))
@@ -177,7 +179,7 @@ class Optimizers:
     def steps_noted(self, trace: Trace) -> Iterator[None]:
         """In the block, compare what optimizers do with what they did in the run before."""
         thread, begun = threading.get_ident(), list[tuple[torch.optim.Optimizer, tuple[int, ...]]]()
-        noted: dict[torch.optim.Optimizer, _Steps] = {}
+        steps_by_optimizer: dict[torch.optim.Optimizer, _Steps] = {}
 
         def begin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if threading.get_ident() == thread and optimizer not in self._islands:
@@ -185,8 +187,8 @@ class Optimizers:
 
         def end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if threading.get_ident() == thread and begun and begun[-1][0] is optimizer:
-                steps_before = noted.get(optimizer) or self._begun(optimizer)
-                noted[optimizer] = steps_before.and_then(trace, begun.pop()[1])
+                steps_before = steps_by_optimizer.get(optimizer) or self._begun(optimizer)
+                steps_by_optimizer[optimizer] = steps_before.and_then(trace, begun.pop()[1])
 
         hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
         try:
@@ -194,9 +196,9 @@ class Optimizers:
         finally:
             for hook in hooks:
                 hook.remove()
-            self._stopped = weakref.WeakSet(one for one, _ in begun)
+            self._stopped = weakref.WeakSet(optimizer_begun for optimizer_begun, _ in begun)
             begun.clear()
-        for optimizer, steps in noted.items():
+        for optimizer, steps in steps_by_optimizer.items():
             before = self._steps.get(optimizer)
             self._steps[optimizer] = steps = steps if before is None else steps.after(before)
             if before is not None and steps.differs(before):
@@ -213,11 +215,13 @@ class Optimizers:
     def make_islands(self, *, those_of_host: bool, those_stopped: bool) -> bool:
         """Make steps that differed in the last run islands from now on; or all that ask the host, where no recording
         holds what it does; or the one in which a recording stopped. False if there are none."""
-        asking = [one for one, steps in self._steps.items() if steps.asks_host] if those_of_host else []
+        asking = [optimizer for optimizer, steps in self._steps.items() if steps.asks_host] if those_of_host else []
         asking += self._stopped if those_stopped else ()
         settled = (*self._refused, *self._islands)
         new_islands = {
-            id(one): one for one in (*self._unsteady, *asking) if all(one is not other for other in settled)
+            id(optimizer): optimizer
+            for optimizer in (*self._unsteady, *asking)
+            if all(optimizer is not done for done in settled)
         }.values()
         self._unsteady.clear()
         for optimizer in new_islands:
@@ -235,18 +239,22 @@ class Optimizers:
 
     def names_of_islands(self) -> tuple[str, ...]:
         """Classes of the optimizers whose steps are islands."""
-        return tuple(sorted({type(one).__name__ for one in list(self._islands)}))
+        return tuple(sorted({type(island).__name__ for island in list(self._islands)}))
 
     def groups_of_islands(self) -> list[dict[str, Any]]:
         """Their groups of parameters with the settings, which other code may read by name."""
-        return [group for one in self._islands for group in _groups(one)]
+        return [group for island in self._islands for group in _groups(island)]
 
     @contextlib.contextmanager
     def steps_apart(self, island: Callable[..., Any]) -> Iterator[None]:
         """In the block and in this thread, call steps that are islands through ``island(function, args, kwargs)``."""
         with contextlib.ExitStack() as around:
             islands = list(self._islands)
-            schedules = [one for one in list(self._schedules) if any(one.optimizer is other for other in islands)]
+            schedules = [
+                schedule
+                for schedule in list(self._schedules)
+                if any(schedule.optimizer is island for island in islands)
+            ]
             several: list[Stepping] = [*islands, *schedules]
             for stepping in several:
                 around.enter_context(_through(stepping, island))
@@ -259,16 +267,16 @@ class Optimizers:
         it came or went, and the tensor was there before: in Python state, or as an argument that is always the same.
 
         ``read``: tensors whose ``grad`` was looked at; ``stand_ins``: ``id`` of tensors that stood for arguments."""
-        came = [one.source.holder for one in changed if one.source.name == "grad" and not one.container]
-        tensors = [one for one in (*read, *came) if isinstance(one, torch.Tensor)]
-        candidates = {id(one): one for one in tensors if one.is_leaf or one.retains_grad}
+        came = [change.source.holder for change in changed if change.source.name == "grad" and not change.container]
+        tensors = [value for value in (*read, *came) if isinstance(value, torch.Tensor)]
+        candidates = {id(tensor): tensor for tensor in tensors if tensor.is_leaf or tensor.retains_grad}
         if not candidates:
             return
         there = {id(tensor) for owners in before.tensors.values() for _, tensor in owners}
         there |= self.parameter_ids()
         there.difference_update(stand_ins)
-        there -= {id(one()) for one in self._parameters}
-        self._parameters += [weakref.ref(one) for key, one in candidates.items() if key in there]
+        there -= {id(parameter()) for parameter in self._parameters}
+        self._parameters += [weakref.ref(parameter) for key, parameter in candidates.items() if key in there]
 
     def parameter_ids(self) -> set[int]:
         """``id`` of the parameters of all optimizers that were found."""
@@ -277,7 +285,9 @@ class Optimizers:
     def keeper_of(self, part: int) -> tuple[Callable[[], Any], str, str] | None:
         """Where the value of one of the key's parts is kept, its name there, and its path; None if that is no
         setting."""
-        places = [(one, number, name) for one in self._counting() for number, name, _ in self._settings_of(one)]
+        places = [
+            (schedule, number, name) for schedule in self._counting() for number, name, _ in self._settings_of(schedule)
+        ]
         if part >= len(places):
             return None
         optimizer, number, name = places[part]

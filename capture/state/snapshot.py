@@ -259,7 +259,7 @@ def _members(state: Snapshot, source: Source, value: Any) -> list[Found]:
         return _module_members(state, source, value)
     if is_wrapper(type(value)):
         held = pytree.children(value)
-        return [(Source("attribute", value, name[1:], f"{source.path}{name}", source), one) for name, one in held]
+        return [(Source("attribute", value, name[1:], f"{source.path}{name}", source), member) for name, member in held]
     if type(value) in weakref.ProxyTypes:
         return _root(source, native.referent(value))
     if type(value) is types.BuiltinFunctionType and isinstance(value.__self__, _HELD_BY_METHODS):
@@ -268,7 +268,7 @@ def _members(state: Snapshot, source: Source, value: Any) -> list[Found]:
         if (content := content_of(value)) is not None:
             state.states.append((source, value, content))
         return []
-    return [(one, one.get()) for one in _open_members(state, source, value)]
+    return [(open_member, open_member.get()) for open_member in _open_members(state, source, value)]
 
 
 def _by_name(state: Snapshot, source: Source, value: Any) -> list[Found]:
@@ -279,7 +279,9 @@ def _by_name(state: Snapshot, source: Source, value: Any) -> list[Found]:
     if issubclass(kind, threading.local):
         return _namespace(state, "item", value.__dict__, value.__dict__, f"{source.path}.", source)
     if kind is contextvars.ContextVar:
-        return [(one, one.get()) for one in [Source("context", value, None, f"{source.path}.get()", source)]]
+        return [
+            (context, context.get()) for context in [Source("context", value, None, f"{source.path}.get()", source)]
+        ]
     members: list[Found] = []
     for users_class in users_classes(value if issubclass(kind, type) else kind):
         prefix = f"{source.path}." if users_class is value else f"{users_class.__qualname__}."
@@ -305,7 +307,7 @@ def _of_function(state: Snapshot, source: Source, function: types.FunctionType) 
             _namespace(state, "global", module.__dict__, module.__dict__, f"{name}.", None)
     members = _namespace(state, "attribute", function, function.__dict__, f"{source.path}.", source)
     places = [Source("attribute", function, name, f"{source.path}.{name}", source) for name in _DEFAULTS]
-    return members + [(one, value) for one in places if (value := one.get())]
+    return members + [(place, value) for place in places if (value := place.get())]
 
 
 def _namespace(
@@ -315,7 +317,7 @@ def _namespace(
     mentions."""
     if id(holder) in state.namespaces:
         return []
-    while prefix and any(one.prefix == prefix for one in state.namespaces.values()):
+    while prefix and any(namespace.prefix == prefix for namespace in state.namespaces.values()):
         prefix = f"{prefix[:-1]}'."
     made = state.namespaces[id(holder)] = Namespace(
         kind, holder, prefix, parent, names, tuple(names), tuple(names.values())
@@ -374,10 +376,10 @@ def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
         return [Source("root", value.__self__, None, f"{source.path}.__self__", source)]
     if isinstance(value, functools.partial):
         parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
-        found = [Source("root", part, None, f"{source.path}.{name}", source) for name, part in parts.items()]
-        return found + (_attribute_sources(state, source, value) if value.__dict__ else [])
+        sources = [Source("root", part, None, f"{source.path}.{name}", source) for name, part in parts.items()]
+        return sources + (_attribute_sources(state, source, value) if value.__dict__ else [])
     if type(value) is weakref.ref:
-        return [one for one, _ in _root(source, value())]
+        return [member for member, _ in _root(source, value())]
     if (content := content_of(value)) is not None:
         state.states.append((source, value, content))
     if closed_package(type(value).__module__) and not isinstance(value, _OPENED) and not has_state(type(value)):
@@ -410,7 +412,7 @@ def module_sources(module: torch.nn.Module, source: Source) -> list[Found]:
 
 def _hook_sources(module: torch.nn.Module, source: Source) -> list[Found]:
     own = module.__dict__
-    return [one for name in _HOOKS if (table := own[name]) for one in _hooks(source, name, table)]
+    return [hook for name in _HOOKS if (table := own[name]) for hook in _hooks(source, name, table)]
 
 
 def keys_of_hooks(module: torch.nn.Module) -> tuple[tuple[Any, ...], ...]:

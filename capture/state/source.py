@@ -117,7 +117,7 @@ class Source:
 def _plain_class(container: Any) -> Any:
     """What a container is of Python's own: a class of the user's may do more with a member."""
     kinds = type(container).__mro__[:-1]
-    return next((one for one in kinds if one.__module__ in ("builtins", "collections")), kinds[0])
+    return next((kind for kind in kinds if kind.__module__ in ("builtins", "collections")), kinds[0])
 
 
 Found = tuple[Source, Any]

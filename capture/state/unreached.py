@@ -47,7 +47,7 @@ class Unreached:
 
     def starts(self) -> list[tuple[Any, str]]:
         """What is still there, with a path for each."""
-        return [(one.holder(), one.path) for one in self.roots()]
+        return [(root.holder(), root.path) for root in self.roots()]
 
     def roots(self) -> list[Source]:
         """The same for a walk over state: no arguments, which each call has anew."""
@@ -69,7 +69,7 @@ class Unreached:
                 self._entered.append((value, _name_of(value)))
         if not references:
             seen = {f"{code.co_qualname}:{name}": values.get(name) for name in code.co_freevars}
-            if any(one.__code__ is code for one in _methods_of(type(receiver))):
+            if any(method.__code__ is code for method in _methods_of(type(receiver))):
                 seen[f"{code.co_qualname}:{code.co_varnames[0]}"] = receiver
             self._entered += [(value, name) for name, value in seen.items() if type(value) not in PLAIN_TYPES]
 
@@ -77,25 +77,27 @@ class Unreached:
         """Look for functions that ran and that ``state`` did not come to. True: there were some. ``given``: classes of
         the arguments. ``runs_operators``: replays run the Python code of operators, so what that leaves behind is left
         as in the body."""
-        codes = {code for code, scopes in ran.codes.items() if any(scope_of(one.get("__name__")) for one in scopes)}
+        codes = {code for code, scopes in ran.codes.items() if any(scope_of(scope.get("__name__")) for scope in scopes)}
         codes -= self._looked_for | (ran.below if runs_operators else set()) | _made_by(ran)
         codes = {code for code in codes if not code.co_filename.startswith(_INSTALLED)}
-        found, self._entered = self._entered, []
+        holders, self._entered = self._entered, []
         is_open = False
         if codes:
             self._looked_for |= codes
             entered = [value for _, value in state.entered if type(value) is types.FunctionType]
-            codes -= _with_inner(one.__code__ for one in (*entered, *state.forwards))
+            codes -= _with_inner(function.__code__ for function in (*entered, *state.forwards))
         if codes:  # not of a small body, whose first call would wait longest for what follows
-            methods = [one for one in _methods_in(state.namespaces.values()) if one.__code__ in codes]
-            codes -= _with_inner(one.__code__ for one in methods)
+            methods = [method for method in _methods_in(state.namespaces.values()) if method.__code__ in codes]
+            codes -= _with_inner(method.__code__ for method in methods)
             kinds = [*given, *_named_classes(ran)]  # their objects are made, or reached
-            codes -= _with_inner(one.__code__ for kind in kinds for one in _methods_of(kind) if not _keeps_state(one))
-            codes = {one for one in codes if _may_keep_state(one, ran.codes[one])}
+            codes -= _with_inner(
+                method.__code__ for kind in kinds for method in _methods_of(kind) if not _keeps_state(method)
+            )
+            codes = {code for code in codes if _may_keep_state(code, ran.codes[code])}
             alone, is_open = self._held_by_others(codes) if codes else ([], False)
-            found += [(one, _name_of(one)) for one in (*filter(_keeps_state, methods), *alone)]
+            holders += [(function, _name_of(function)) for function in (*filter(_keeps_state, methods), *alone)]
         reached = {id(value) for value, _ in self.starts()}
-        new = {id(value): (value, name) for value, name in found if id(value) not in reached}
+        new = {id(value): (value, name) for value, name in holders if id(value) not in reached}
         self._found += [(_weakly(value), name) for value, name in new.values()]
         return bool(new) or is_open
 
@@ -104,25 +106,28 @@ class Unreached:
         such of which frames have to tell."""
         by_id = {id(code) for code in codes}
         functions = [
-            one for one in gc.get_referrers(*codes)
-            if type(one) is types.FunctionType and id(one.__code__) in by_id
+            referrer for referrer in gc.get_referrers(*codes)
+            if type(referrer) is types.FunctionType and id(referrer.__code__) in by_id
         ]  # fmt: skip
         holders = gc.get_referrers(*functions) if functions else []  # code of ``eval`` has none
-        wrappers = [one for one in holders if isinstance(one, _WRAPPERS)]
+        wrappers = [holder for holder in holders if isinstance(holder, _WRAPPERS)]
         holders += gc.get_referrers(*wrappers) if wrappers else []
-        tables = {id(one) for one in holders if type(one) is dict}
+        tables = {id(holder) for holder in holders if type(holder) is dict}
         methods = {code: list[Any]() for code in codes}
         for kind in _all_classes():
             if not tables.isdisjoint(map(id, gc.get_referents(kind))):
                 own = [
-                    one for value in vars(kind).values() for one in _functions_in(value) if id(one.__code__) in by_id
+                    function
+                    for value in vars(kind).values()
+                    for function in _functions_in(value)
+                    if id(function.__code__) in by_id
                 ]
                 for objects in (_objects_of(kind),) if own else ():
-                    for one in own:
-                        methods[one.__code__] += objects
+                    for method in own:
+                        methods[method.__code__] += objects
         alone, is_open = list[Any](), False
         for code in codes:
-            those = [one for one in functions if one.__code__ is code]
+            those = [function for function in functions if function.__code__ is code]
             for candidates in (those, methods[code]):
                 if len(candidates) == 1:
                     alone += candidates
@@ -140,7 +145,9 @@ def _may_keep_state(code: types.CodeType, scopes: Iterable[dict[str, Any]]) -> b
     owner = code.co_qualname.rpartition(".")[0]
     is_method = bool(owner) and not owner.endswith("<locals>") and code.co_argcount > 0
     return (
-        is_method or bool(code.co_freevars) or any(type(one) not in PLAIN_TYPES and holds_state(one) for one in named)
+        is_method
+        or bool(code.co_freevars)
+        or any(type(value) not in PLAIN_TYPES and holds_state(value) for value in named)
     )
 
 
@@ -172,7 +179,7 @@ def _named_classes(ran: CodeRun) -> list[type]:
 def _made_by(ran: CodeRun) -> set[types.CodeType]:
     """Code of functions that the run itself made, and of methods of classes of which it made objects: those are others
     in each run. What an earlier run made is looked for when the run that made it is over."""
-    made = {one for code in ran.codes for one in code.co_consts if type(one) is types.CodeType}
+    made = {constant for code in ran.codes for constant in code.co_consts if type(constant) is types.CodeType}
     owners = {_owner_of(code) for code in ran.codes if code.co_name in _MAKING}
     return made | {code for code in ran.codes if not code.co_freevars and _owner_of(code) in owners}
 
@@ -203,10 +210,10 @@ def _functions_in(value: Any) -> Iterator[types.FunctionType]:
         parts = (value.func,)
     elif kind in (staticmethod, classmethod):
         parts = (value.__func__,)
-    for one in parts:
-        while type(one) is types.FunctionType:  # and what a decorator has put it around
-            yield one
-            one = one.__dict__.get("__wrapped__")
+    for function in parts:
+        while type(function) is types.FunctionType:  # and what a decorator has put it around
+            yield function
+            function = function.__dict__.get("__wrapped__")
 
 
 def _keeps_state(method: types.FunctionType) -> bool:
@@ -218,12 +225,16 @@ def _with_inner(codes: Iterable[types.CodeType]) -> set[types.CodeType]:
     """These, and all code that is written in them."""
     found = list(codes)
     for code in found:
-        found += [one for one in code.co_consts if type(one) is types.CodeType]
+        found += [constant for constant in code.co_consts if type(constant) is types.CodeType]
     return set(found)
 
 
 def _all_classes() -> list[type]:
-    return [one for one in gc.get_objects() if issubclass(type(one), type) and is_of_users(one.__module__)]
+    return [
+        candidate
+        for candidate in gc.get_objects()
+        if issubclass(type(candidate), type) and is_of_users(candidate.__module__)
+    ]
 
 
 def _objects_of(kind: type) -> list[Any]:
@@ -231,7 +242,7 @@ def _objects_of(kind: type) -> list[Any]:
     below = {kind: None}
     for one in below.copy():
         below |= dict.fromkeys(type.__subclasses__(one))
-    return [one for one in gc.get_referrers(*below) if type(one) in below and _has_reference(one)]
+    return [referrer for referrer in gc.get_referrers(*below) if type(referrer) in below and _has_reference(referrer)]
 
 
 def _has_reference(value: Any) -> bool:

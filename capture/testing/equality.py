@@ -237,7 +237,10 @@ def _state_values(state: Snapshot) -> _Values:
 
 
 def _generator_values() -> _Values:
-    states = {f"the state of {one.device}'s generator": one.get_state() for one in generators.default_generators()}
+    states = {
+        f"the state of {generator.device}'s generator": generator.get_state()
+        for generator in generators.default_generators()
+    }
     values: _Values = {name: _TensorValue.of(state) for name, state in states.items()}
     values["the state of Python's random"] = random.getstate()
     if "numpy.random" in sys.modules:
@@ -292,15 +295,18 @@ class _Start:
     @classmethod
     def take(cls, before: list[Snapshot]) -> _Start:
         """Note it."""
-        owners = [owner for found in before for owned in found.tensors.values() for owner in owned]
+        owners = [owner for snapshot in before for owned in snapshot.tensors.values() for owner in owned]
         tensors = {id(tensor): tensor for _, tensor in owners}
-        storages = {id(storage): storage for found in before for storage in found.storages}
-        drawn = [source.get() for found in before for source in found.generators.values()]
+        storages = {id(storage): storage for snapshot in before for storage in snapshot.storages}
+        drawn = [source.get() for snapshot in before for source in snapshot.generators.values()]
         return cls(
             before=before,
-            tensors=[(one, one.detach(), one.requires_grad, one.grad_fn is not None) for one in tensors.values()],
+            tensors=[
+                (tensor, tensor.detach(), tensor.requires_grad, tensor.grad_fn is not None)
+                for tensor in tensors.values()
+            ],
             contents=[(storage, storage.clone()) for storage in storages.values()],
-            generators=[(one, one.get_state()) for one in (*generators.default_generators(), *drawn)],
+            generators=[(generator, generator.get_state()) for generator in (*generators.default_generators(), *drawn)],
             host_random=generators.host_random_state(),
         )
 

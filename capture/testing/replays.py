@@ -46,7 +46,7 @@ def assert_replayed(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwar
     __tracebackhide__ = True  # pytest shows the caller's line
     begin = time.perf_counter()
     counts = _Counts(captured_states(function))
-    limit = _WARM_CALLS + max((one.annotation.warmup for one in counts.states), default=1)
+    limit = _WARM_CALLS + max((state.annotation.warmup for state in counts.states), default=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         try:
@@ -118,7 +118,7 @@ def assert_no_eager(*functions: Callable[..., Any]) -> Iterator[None]:
         if state.log.counters.eager_calls > before.get(id(state), 0) and id(state.log) not in eager:
             eager[id(state.log)] = _EagerFunction(state.log, findings=_lasting(state))
     if eager:
-        raise AssertionError("\n\n".join(one.text() for one in eager.values()))
+        raise AssertionError("\n\n".join(data.text() for data in eager.values()))
 
 
 @define
@@ -140,7 +140,7 @@ class _EagerFunction:
     def text(self) -> str:
         """The block of the message about this function."""
         head = f"{self.log.function} became eager"
-        blocks = [one.message(function=self.log.function) for one in self.findings.values()]
+        blocks = [finding.message(function=self.log.function) for finding in self.findings.values()]
         return "\n".join([head, *(blocks or self.reasons)])
 
 
@@ -182,7 +182,7 @@ def _no_replay(function: Callable[..., Any], counts: _Counts, begin: float, what
     if not config.current().enabled:
         lines.append("captured functions are switched off (CAPTURE_ENABLED=0, or config.patch(enabled=False))")
     for state in counts.states:
-        lines += [one.message(function=state.annotation.function) for one in _lasting(state).values()]
+        lines += [finding.message(function=state.annotation.function) for finding in _lasting(state).values()]
     events = [event for state in counts.states for event in state.log.events if event.at >= begin]
     lines += [f"  {event.kind}: {event.detail}".rstrip(": ") for event in events if event.kind in _TOLD]
     return "\n".join(lines)

@@ -274,10 +274,10 @@ def _probe_addresses_equal() -> Callable[[Any, Any, Any], bool] | None:
     first, second = torch.empty(1, device="cpu"), torch.empty(1, device="cpu")
     here, numbers = [first.data_ptr(), second.data_ptr()], [0, 1]
     try:
-        told = compare([first, second], here, numbers), compare([second, first], here, numbers)
+        verdicts = compare([first, second], here, numbers), compare([second, first], here, numbers)
     except TypeError:
         return None
-    return compare if told == (True, False) else None
+    return compare if verdicts == (True, False) else None
 
 
 _addresses_equal = _probe_addresses_equal()

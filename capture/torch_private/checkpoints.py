@@ -188,12 +188,12 @@ def with_results(context: Any, replace: Callable[[Any], Any]) -> Any:
             copied.val, copied.version = made, made._version if isinstance(made, torch.Tensor) else None
             return copied
         if type(entry) in (tuple, list):
-            return type(entry)([again(one) for one in entry])
+            return type(entry)([again(member) for member in entry])
         return entry
 
     copied = copy.copy(context)
     copied.storage = {
-        operator: {at: again(one) for at, one in entries.items()} if isinstance(entries, dict) else again(entries)
+        operator: {at: again(member) for at, member in entries.items()} if isinstance(entries, dict) else again(entries)
         for operator, entries in context.storage.items()
     }
     if hasattr(copied, "func_counter"):

@@ -75,7 +75,7 @@ _WITH_FACTOR = int(dist.ReduceOp.PREMUL_SUM) if _HAS_GROUPS else -1  # type: ign
 
 def replicas_among(modules: Sequence[torch.nn.Module]) -> list[Any]:
     """Each ``DistributedDataParallel``."""
-    return [one for one in modules if isinstance(one, DistributedDataParallel)] if groups_exist() else []
+    return [module for module in modules if isinstance(module, DistributedDataParallel)] if groups_exist() else []
 
 
 def sharding_of(module: torch.nn.Module) -> Any:
@@ -149,14 +149,19 @@ def buckets_to_arrange(modules: Sequence[torch.nn.Module]) -> Callable[[], str]:
     its buckets in the second forward pass, with an exchange through the host, or have gradients lie there. An empty
     text where torch does not tell: the step then runs eagerly as one that reads values, or unknown memory."""
     replicated = replicas_among(modules)
-    waiting = [one for one in replicated if getattr(one, "_has_rebuilt_buckets", None) is False]
-    viewing = [one for one in replicated if getattr(one, "gradient_as_bucket_view", False)]
-    bare = [one for module in viewing for one in module.parameters() if one.requires_grad and one.grad is None]
+    waiting = [replica for replica in replicated if getattr(replica, "_has_rebuilt_buckets", None) is False]
+    viewing = [replica for replica in replicated if getattr(replica, "gradient_as_bucket_view", False)]
+    bare = [
+        parameter
+        for module in viewing
+        for parameter in module.parameters()
+        if parameter.requires_grad and parameter.grad is None
+    ]
 
     def done() -> str:
-        if any(getattr(one, "_has_rebuilt_buckets", False) for one in waiting):
+        if any(getattr(replica, "_has_rebuilt_buckets", False) for replica in waiting):
             return "DistributedDataParallel arranged its buckets"
-        came = bare and all(one.grad is not None for one in bare)
+        came = bare and all(parameter.grad is not None for parameter in bare)
         return "gradients came to lie in the buckets of DistributedDataParallel" if came else ""
 
     return done

@@ -34,12 +34,16 @@ def _freed_text() -> str | None:
 def _is_freed(node: Any) -> bool:
     """Nothing is unpacked that hooks have packed: they are code of users, or run a block again."""
     users = isinstance(node, torch.autograd.function.BackwardCFunction)
-    names = ["_raw_saved_tensors"] if users else [one for one in dir(node) if one.startswith("_raw_saved_")]
+    names = (
+        ["_raw_saved_tensors"]
+        if users
+        else [name_in_node for name_in_node in dir(node) if name_in_node.startswith("_raw_saved_")]
+    )
     for name in names:
         try:
             state = getattr(node, name)
             several = state if isinstance(state, tuple) else (state,)
-            if any(getattr(one, "unpack_hook", name) is not None for one in several):
+            if any(getattr(saved, "unpack_hook", name) is not None for saved in several):
                 return False
             getattr(node, "saved_tensors" if users else name.removeprefix("_raw"))
         except RuntimeError as error:  # else it says that a saved tensor was written

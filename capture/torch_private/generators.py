@@ -136,7 +136,7 @@ def _reads_twister() -> bool:
             states.append(generator.get_state())
     except (RuntimeError, TypeError):
         return False
-    drawn = [[was_drawn(one, other, 0) for other in states] for one in states]
+    drawn = [[was_drawn(first, second, 0) for second in states] for first in states]
     return drawn == [[second >= first for second in range(5)] for first in range(5)]
 
 

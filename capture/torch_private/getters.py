@@ -58,5 +58,5 @@ def asked_of_torch(names: Iterable[str]) -> Iterator[tuple[str, Callable[[], obj
                 value = read()
             except Exception:  # noqa: BLE001 - it takes something else
                 continue
-            if all(isinstance(one, _PLAIN) for one in (value if isinstance(value, tuple) else (value,))):
+            if all(isinstance(member, _PLAIN) for member in (value if isinstance(value, tuple) else (value,))):
                 yield f"torch.{name}({', '.join(map(repr, arguments))})", read, value

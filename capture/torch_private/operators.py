@@ -92,9 +92,9 @@ def python_binding(name: str) -> Callable[..., Any] | None:
     Python-level functions of the same name are no bindings: they may do more than the operator.
     """
     for module in (torch, torch.nn.functional, torch._C._nn, torch.special, torch.linalg, torch.fft):
-        found = getattr(module, name, None)
-        if isinstance(found, types.BuiltinFunctionType):
-            return found
+        binding = getattr(module, name, None)
+        if isinstance(binding, types.BuiltinFunctionType):
+            return binding
     return None
 
 

@@ -43,7 +43,7 @@ SETTER_CALLS = SetterCalls()
 def notices_setters() -> bool:
     """Calls are noticed from now on. Tried with a function that sets nothing when it is only asked."""
     monitoring: Any = getattr(sys, "monitoring", None)
-    number = None if monitoring is None else next((one for one in _TOOLS if monitoring.get_tool(one) is None), None)
+    number = None if monitoring is None else next((tool for tool in _TOOLS if monitoring.get_tool(tool) is None), None)
     if number is None:
         return False
     monitoring.use_tool_id(number, "torch-capture")
@@ -87,7 +87,9 @@ def _functions(names: dict[str, Any]) -> Iterator[types.FunctionType]:
 
 def _codes(code: types.CodeType, names: frozenset[str], *, is_property: bool) -> Iterator[types.CodeType]:
     """The code and what is nested in it, where it names one of these; of a property's ``__set__`` always."""
-    built = any(isinstance(one, str) and one.startswith("_set_") for one in code.co_consts)  # a name put together
+    built = any(
+        isinstance(constant, str) and constant.startswith("_set_") for constant in code.co_consts
+    )  # a name put together
     if is_property or built or not names.isdisjoint(code.co_names):
         yield code
     for inner in code.co_consts:

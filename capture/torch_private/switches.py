@@ -129,9 +129,9 @@ def modes_like_now(terms: Sequence[Term]) -> Any:
     """A function in C that tells whether these terms hold and all switches are as they are now: those of other kinds of
     device, too, as the body's Python may read them. The slow ones are compared once after each time that somebody set
     one."""
-    quick = [_term(one) for one in SWITCHES if one.nanoseconds < SLOW]
+    quick = [_term(switch) for switch in SWITCHES if switch.nanoseconds < SLOW]
     count = SETTER_CALLS.count  # before they are read, so that a change meanwhile is noticed
-    slow = _slow_terms([one for one in SWITCHES if one.nanoseconds >= SLOW])
+    slow = _slow_terms([switch for switch in SWITCHES if switch.nanoseconds >= SLOW])
     if notices_setters():
         return native.Modes((*terms, *quick), (native.Modes(tuple(slow)), SETTER_CALLS, "count", count))
     return native.Modes((*terms, *quick, *slow))
@@ -156,7 +156,7 @@ def thread_terms(check: Callable[[], bool], device: str) -> list[Term]:
     if not device or autocast is None or autocast() or None in getters:
         return [(check, (), True)]
     read: list[Callable[[], object]] = [torch.is_grad_enabled, torch.get_default_dtype, torch.get_num_threads, *getters]
-    return [(one, (), one()) for one in read]
+    return [(getter, (), getter()) for getter in read]
 
 
 def _term(switch: Switch) -> Term:

@@ -95,7 +95,7 @@ def _set_up() -> None:
     libtorch = library("libtorch_cpu")
     functions = [getattr(libtorch, f"aoti_torch_get_{name}") for name in _FUNCTIONS]
     native.use_abi(
-        functions=tuple([ctypes.cast(one, ctypes.c_void_p).value for one in functions]),
+        functions=tuple([ctypes.cast(function, ctypes.c_void_p).value for function in functions]),
         impl_at=_place_of_impl(),
         base=torch._C.TensorBase,
         plain=_PLAIN,
@@ -228,9 +228,9 @@ def _reads_right() -> bool:
     """What the C module reads is what Python says, of tensors of many kinds."""
     for tensor in _kinds():
         address, sizes, strides, _, requires, lazy = native.tensor_metadata(tensor)
-        told = (address, sizes, strides, bool(requires), lazy)
+        properties_read = (address, sizes, strides, bool(requires), lazy)
         bits = tensor.is_conj() + 2 * tensor.is_neg()
-        if told != (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.requires_grad, bits):
+        if properties_read != (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.requires_grad, bits):
             return False
     return HAS_METADATA_GUARD
 

@@ -26,8 +26,8 @@ def others_may_run() -> bool:
     if threading.active_count() == 1:
         return False
     running = set(sys._current_frames())  # of the frames none is kept: this one's would hold itself, and all that run
-    others = [one for one in threading.enumerate() if one is not here and not _is_helper(one)]
-    awake = [one for one in others if not isinstance(one, threading._DummyThread) or one.ident in running]
+    others = [thread for thread in threading.enumerate() if thread is not here and not _is_helper(thread)]
+    awake = [thread for thread in others if not isinstance(thread, threading._DummyThread) or thread.ident in running]
     is_awaited = isinstance(here, threading._DummyThread) and graph_task() != NO_TASK
     return len(awake) > is_awaited
 

@@ -166,22 +166,22 @@ def only_gradients(
             members = _members(None, gradient)
             if number != _ALONE[0] or members is None or not all(map(_is_lone_member, members)):
                 return None
-            held += [(one, use_count(one) - 1) for one, _ in members if one.untyped_storage() is storage]
+            held += [(tensor, use_count(tensor) - 1) for tensor, _ in members if tensor.untyped_storage() is storage]
         elif gradient.untyped_storage() is storage:
             held.append((gradient, number - _ALONE[0]))
-    views = Counter(id(one._base) for one, _ in held)  # views of each other, or of one that nobody else has
-    mine = {id(one) for one, _ in held}
-    bases = {id(base): base for one, _ in held if (base := one._base) is not None and id(base) not in mine}
+    views = Counter(id(tensor._base) for tensor, _ in held)  # views of each other, or of one that nobody else has
+    mine = {id(tensor) for tensor, _ in held}
+    bases = {id(base): base for tensor, _ in held if (base := tensor._base) is not None and id(base) not in mine}
     held += [(base, use_count(base) - 1) for base in bases.values()]
     base = None
-    alone = len(mine) >= len(parameters) and all(more <= views[id(one)] for one, more in held)
+    alone = len(mine) >= len(parameters) and all(more <= views[id(tensor)] for tensor, more in held)
     if not alone or storage_use_count(storage) > others + len(held) or max(_references(bases), default=0) > _BASE:
         return None
-    return [one for one, _ in held if id(one) in mine]
+    return [tensor for tensor, _ in held if id(tensor) in mine]
 
 
 def _references(bases: dict[int, Any]) -> list[int]:
-    return [sys.getrefcount(one) for one in bases.values()]
+    return [sys.getrefcount(base) for base in bases.values()]
 
 
 def _probe_base() -> int:

@@ -62,16 +62,16 @@ def plan_outputs(
     afters = [None if change.amount is not None else structures.skeleton(change.after) for change in changes]
     slots = tuple(map(slot_of_change, changes, afters))
     made = tuple(
-        OutputGroup(block, tuple(p), tuple(g), tuple(leaves[one].path for one in p)) for block, p, g in groups.values()
+        OutputGroup(block, tuple(p), tuple(g), tuple(leaves[at].path for at in p)) for block, p, g in groups.values()
     )
     is_inference = any(leaf.kind == "fresh" and leaf.value.is_inference() for leaf in leaves)
     inference = is_inference and not torch.is_inference_mode_enabled()
-    shared_storages = tuple(_source(pool, one, again.get(id(leaves[one.positions[0]].value), "no")) for one in made)
+    shared_storages = tuple(_source(pool, g, again.get(id(leaves[g.positions[0]].value), "no")) for g in made)
     kinds = _kinds(made, leaves, attached)
     alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not (inference or effects or kinds)
     gradients, taken, others = _gradients(made, effects, slots)
     shared = _shared_gradients(made, effects, len(outputs), gradients)
-    every = [*gradients.values(), *(one for several in shared.values() for one in several)]
+    every = [*gradients.values(), *(parameter for several in shared.values() for parameter in several)]
     return OutputPlan(
         policy=policy, preserving=policy != "borrow", count=len(leaves), skeleton=skeleton, groups=made,
         aliases=tuple(aliases), kinds=kinds, constants=tuple(constants), reads=tuple(reads),
@@ -88,13 +88,13 @@ def _kinds(
 ) -> tuple[tuple[int, TensorKind | WithoutGraph], ...]:
     """By position, what leaves are beside their memory. Of groups of which some become part of the caller's graph, the
     other ones, such as ``y.detach()`` beside ``y``, are to get none: a replay builds them as views of each other."""
-    joined, kinds = {id(one) for one in attached}, kinds_of(leaves)
-    found: list[tuple[int, TensorKind | WithoutGraph]] = [*kinds.items()]
+    joined, kinds = {id(tensor) for tensor in attached}, kinds_of(leaves)
+    kinds_by_position: list[tuple[int, TensorKind | WithoutGraph]] = [*kinds.items()]
     for group in groups:
         others = [position for position in group.positions if id(leaves[position].value) not in joined]
         if 0 < len(others) < len(group.positions):
-            found += [(position, WithoutGraph()) for position in others if position not in kinds]
-    return tuple(found)
+            kinds_by_position += [(position, WithoutGraph()) for position in others if position not in kinds]
+    return tuple(kinds_by_position)
 
 
 def _gradients(

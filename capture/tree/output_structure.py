@@ -86,21 +86,21 @@ class EffectSlot:
         """It puts the gradient of a tensor, which is on the way to no other place."""
         return self.steps[-1].kind == "attribute" and self.steps[-1].name == "grad"
 
-    def at(self, named_values: Callable[[], dict[str, Any]], known: dict[int, Any] | None = None) -> Source:
-        """The place among this call's objects. ``known``: objects on the way to other places, by ``id`` of where they
-        are, which gets more."""
+    def at(self, named_values: Callable[[], dict[str, Any]], holders: dict[int, Any] | None = None) -> Source:
+        """The place among this call's objects. ``holders``: objects on the way to places, by ``id`` of their source;
+        those that are met here are added."""
         *above, last = self.steps
-        begin = len(above) if known else 0
-        while begin and known is not None and id(above[begin - 1]) not in known:
+        begin = len(above) if holders else 0
+        while begin and holders is not None and id(above[begin - 1]) not in holders:
             begin -= 1
-        if begin and known is not None:
-            holder = known[id(above[begin - 1])]
+        if begin and holders is not None:
+            holder = holders[id(above[begin - 1])]
         else:
             holder = named_values()[self.root] if self.root is not None else self.anchor() if self.anchor else None
         for source in above[begin:]:
             holder = source.among(holder).get()
-            if known is not None:
-                known[id(source)] = holder
+            if holders is not None:
+                holders[id(source)] = holder
         return last.among(holder)
 
     def saved(self, named_values: Callable[[], dict[str, Any]]) -> Any:
@@ -109,10 +109,10 @@ class EffectSlot:
         return value if self.members is None else effects.members_of(value)
 
     def put_back(
-        self, named_values: Callable[[], dict[str, Any]], saved: Any, known: dict[int, Any] | None = None
+        self, named_values: Callable[[], dict[str, Any]], saved: Any, holders: dict[int, Any] | None = None
     ) -> None:  # fmt: skip
         """Restore the value that ``saved`` gave. ``known``: see ``at``."""
-        place = self.at(named_values, known)
+        place = self.at(named_values, holders)
         if self.members is not None:
             keys, values = saved
             effects.put_members(place.get(), values, keys)
@@ -122,7 +122,7 @@ class EffectSlot:
             place.set(saved)
 
     def apply(
-        self, named_values: Callable[[], dict[str, Any]], value: Any, begun: Begun, known: dict[int, Any]
+        self, named_values: Callable[[], dict[str, Any]], value: Any, begun: Begun, holders: dict[int, Any]
     ) -> None:  # fmt: skip
         """Make the change again. ``begun``: former values of the effects of this call that were begun, as it may be
         stopped in the middle; or ``DONE``, where the body itself made the changes, and only its tensors may be
@@ -131,7 +131,7 @@ class EffectSlot:
         if self.amount is None and self.members is None and not self.adds:
             is_there = begun_with is DONE and isinstance(self.skeleton, OwnContainer) and not self.skeleton.is_argument
             if not is_there:  # otherwise it would be read where the body has put another one by now
-                self.put_back(named_values, value, known)
+                self.put_back(named_values, value, holders)
             return
         if begun_with is not DONE:
             self._go_on(named_values, value, begun_with, begun)

@@ -212,7 +212,7 @@ class OutputPlan:
 
         def is_read(of: weakref.ref[torch.Tensor]) -> bool:
             gradient = getattr(of(), "grad", None)
-            return id(gradient) in read or any(id(one) in read for _, one in pytree.leaves(gradient))
+            return id(gradient) in read or any(id(leaf) in read for _, leaf in pytree.leaves(gradient))
 
         self.gradients = {number: of for number, of in self.gradients.items() if not is_read(of)}
         self.shared = {number: several for number, several in self.shared.items() if not any(map(is_read, several))}
@@ -226,7 +226,7 @@ class OutputPlan:
         shared_storages = [shared for number in self.gradients if (shared := self.shared_storages[number]) is not None]
         watched = [self.live[number] for number in self.gradients]
         if len(shared_storages) != len(watched) or not all(
-            map(operator.is_, [one.held for one in shared_storages], watched)
+            map(operator.is_, [shared_storage.held for shared_storage in shared_storages], watched)
         ):
             return False
         if self.fresh is None:
@@ -356,11 +356,11 @@ class OutputPlan:
         filled = [
             fill(effect.skeleton, values, named_values, made) for effect in effects
         ]  # former values, of which there are none yet
-        known: dict[int, Any] = {}
+        holders: dict[int, Any] = {}
         for effect, value in zip(effects, filled, strict=True):
-            if known and not effect.is_gradient:
-                known.clear()  # it may be on the way to others
-            effect.apply(named_values, value, begun, known)
+            if holders and not effect.is_gradient:
+                holders.clear()  # it may be on the way to others
+            effect.apply(named_values, value, begun, holders)
         return result
 
     def done_by(self, changes: Sequence[Change], named_values: Callable[[], dict[str, Any]]) -> Begun:
@@ -394,7 +394,7 @@ class OutputPlan:
         values, self.untouched = list(tensors), None
         for number, group in enumerate(self.groups):
             mine = [values[position] for position in group.positions]
-            if number in self.owned or (copied and not any(one.requires_grad for one in mine)):
+            if number in self.owned or (copied and not any(tensor.requires_grad for tensor in mine)):
                 with torch.inference_mode() if self.inference else contextlib.nullcontext():
                     mine = on_storage(mine[0].untyped_storage().clone(), mine)
             else:

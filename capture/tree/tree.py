@@ -199,7 +199,7 @@ class Tree:
     def _warm_behind(self, leaves: Sequence[Any]) -> list[WarmCall]:
         """Eager runs of this step of which one of these leaves is a result."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
-        given = {one.untyped_storage()._cdata for one in tensors}
+        given = {tensor.untyped_storage()._cdata for tensor in tensors}
         return [
             warm
             for warm in self.warm
@@ -265,7 +265,7 @@ class Tree:
         if self.backend.owns_in_place and node.outputs is not None:
             blocks = [pin.block for pin in self.pins]
             self._make_owned(
-                node, [at for at, one in enumerate(node.outputs.groups) if any(map(one.block.overlaps, blocks))]
+                node, [at for at, group in enumerate(node.outputs.groups) if any(map(group.block.overlaps, blocks))]
             )
         if node.tree is not self or any(node.is_in_the_way(pin.block) for pin in self.pins):
             return False
@@ -316,9 +316,9 @@ class Tree:
         node.log.counters.kept_outputs += len(groups)
         paths = ", ".join(path for group in groups for path in group.paths)
         node.log.add("step", f"{paths}: kept, so with fresh memory in every call from now on")
-        for below in [one for one in walk(node) if one is not node]:
-            addresses = [one for one in below.key[1] if one is not None]
-            if below.tree is not None and any(group.block.holds(one) for group in groups for one in addresses):
+        for below in [below_node for below_node in walk(node) if below_node is not node]:
+            addresses = [address for address in below.key[1] if address is not None]
+            if below.tree is not None and any(group.block.holds(address) for group in groups for address in addresses):
                 self.forget(below)
 
     def _linger_no_more(self, pinned: Sequence[tuple[Node, int]]) -> None:
@@ -356,7 +356,7 @@ class Tree:
             return (None,) * len(leaves)
         addresses = [leaf.data_ptr() if isinstance(leaf, torch.Tensor) else 0 for leaf in leaves]
         find, block_of = self.pool.find, self.block_of
-        return tuple([one if find(one) and block_of(one) is not None else None for one in addresses])
+        return tuple([address if find(address) and block_of(address) is not None else None for address in addresses])
 
     def block_of(self, address: int) -> Block | None:
         """The block of the live output on the path that this address lies in."""

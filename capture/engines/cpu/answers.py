@@ -46,7 +46,9 @@ class Answers(ObserveMode):
     @override
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._goes_on:
-            if any(tensor.untyped_storage() is one for tensor in tensors_in(args, kwargs) for one in self._unknown):
+            if any(
+                tensor.untyped_storage() is storage for tensor in tensors_in(args, kwargs) for storage in self._unknown
+            ):
                 self._end()
             return self.operate(op, args, kwargs)
         ran = self._found(op)
@@ -78,7 +80,7 @@ class Answers(ObserveMode):
             raise self._ended()
         with unseen():
             tensors = outcome.given(args, kwargs)
-            made = {id(one): self._made(ran.step, number) for number, one in enumerate(outcome.made)}
+            made = {id(tensor): self._made(ran.step, number) for number, tensor in enumerate(outcome.made)}
             return outcome.among(tensors, made)
 
     def _found(self, op: Any) -> Ran | None:
@@ -123,7 +125,9 @@ class Answers(ObserveMode):
         fresh = self._stop.fresh.pop(register, None)  # a new tensor, for torch: nobody else has it
         if fresh is not None:
             return fresh
-        geometry = next(known for known, number in root.registers.items() if number == register)
+        geometry = next(
+            geometry_of_register for geometry_of_register, number in root.registers.items() if number == register
+        )
         made = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype, device="cpu")
         self._unknown.append(made.untyped_storage())
         return made

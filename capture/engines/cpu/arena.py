@@ -161,7 +161,9 @@ class Arena:
         segments = []
         for segment in self._segments:
             blocks, end = [], segment.begin
-            for block in (one for one in live if segment.begin <= one.address < segment.end):
+            for block in (
+                block_of_storage for block_of_storage in live if segment.begin <= block_of_storage.address < segment.end
+            ):
                 if block.address > end:
                     blocks.append(_snapshot_block(end, block.address - end, 0, "inactive"))
                 blocks.append(_snapshot_block(block.address, _rounded(block.nbytes), block.nbytes, "active_allocated"))

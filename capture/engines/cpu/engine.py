@@ -174,7 +174,7 @@ def _written_positions(watched: ObservedRun, inputs: Sequence[Input]) -> set[int
             external = externals.get(id(leaf.untyped_storage()))
             if id(leaf) in versions or (external is not None and external.mutation is not None):
                 positions.add(position)
-    return positions & {one.position for one in inputs if one.how in ("copy", "copy-back")}
+    return positions & {input_.position for input_ in inputs if input_.how in ("copy", "copy-back")}
 
 
 def _unresolved(kept: Sequence[KeptLeaf], recorder: TapeRecorder) -> str | None:
@@ -263,8 +263,8 @@ class _Staged:
 
     def signature(self) -> tuple[Any, ...]:
         """How inputs reach the tape, in a form that can be compared."""
-        singles = [(one.position, one.block) for one in self.staging.singles]
-        groups = [(tuple(one.members), one.block, one.lead) for one in self.staging.groups]
+        singles = [(single.position, single.block) for single in self.staging.singles]
+        groups = [(tuple(group.members), group.block, group.lead) for group in self.staging.groups]
         return (*singles, *groups)
 
     def _groups(self) -> list[InputGroup]:
@@ -334,7 +334,7 @@ class TapeRecorder(ObserveMode):
 
     def _fill_pool_copies(self, tensors: Iterable[torch.Tensor]) -> None:
         """Copy the values: steps are proven on the registers, which lie in the copies."""
-        for key in {id(one.untyped_storage()) for one in tensors} & set(self._pool_copies):
+        for key in {id(tensor.untyped_storage()) for tensor in tensors} & set(self._pool_copies):
             storage, pool_copy = self._pool_copies[key]
             whole = Geometry(dtype=torch.uint8, offset=0, shape=(storage.nbytes(),), stride=(1,))
             over(pool_copy, whole).copy_(over(storage, whole))
@@ -486,7 +486,7 @@ class TapeRecorder(ObserveMode):
 
     def _end_segment(self, step: TapeStep, text: str) -> None:
         trace = self.trace
-        wrote = [key for key, one in trace.externals.items() if one.mutation is not None or key in trace.lent]
+        wrote = [key for key, external in trace.externals.items() if external.mutation is not None or key in trace.lent]
         names = {name for name, _, _ in trace.draws}
         drew = [
             generator
@@ -508,10 +508,10 @@ class TapeRecorder(ObserveMode):
         return visible
 
     def _in_place(
-        self, op: Operator, known: OperatorTraits, step: TapeStep, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, op: Operator, op_traits: OperatorTraits, step: TapeStep, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Callable[..., Any] | None, InPlaceTrial | None]:
         """Another form of an operator that writes, and copies to try it on, where that is not known yet."""
-        form = in_place_form(known) if step.function is operators.fast_operator(op) else None
+        form = in_place_form(op_traits) if step.function is operators.fast_operator(op) else None
         if form is None:
             return None, None
         step.numbers = tensors_for_numbers(op, args, kwargs, list(tensors_in(args[:1], {})))
@@ -545,14 +545,14 @@ class TapeRecorder(ObserveMode):
         return visible, root, number
 
     def _step(
-        self, op: Operator, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, op: Operator, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TapeStep | None:
         function = operators.fast_operator(op)
-        if known.collective:
-            function = collectives.waiting(function, op, known.namespace)
-        if lacks_tensor(op, args) or (known.base in _READ_GRAD_MODE and torch.is_grad_enabled()):
+        if op_traits.collective:
+            function = collectives.waiting(function, op, op_traits.namespace)
+        if lacks_tensor(op, args) or (op_traits.base in _READ_GRAD_MODE and torch.is_grad_enabled()):
             function = _below_autograd(function, grad=torch.is_grad_enabled())
-        return self._adopted_step(function, known.name, args, kwargs, is_constant=known.lifts)
+        return self._adopted_step(function, op_traits.name, args, kwargs, is_constant=op_traits.lifts)
 
     def _adopted_step(
         self, function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *,

@@ -50,7 +50,7 @@ class InPlaceTrial:
             if is_interrupt(error):
                 raise
             return False
-        return not objected and all(same_bits(one, copy) for one, copy in self.pairs)
+        return not objected and all(same_bits(tensor, copy) for tensor, copy in self.pairs)
 
 
 def trial_of(
@@ -58,23 +58,27 @@ def trial_of(
 ) -> InPlaceTrial | None:
     """None where what is written is large, lies otherwise than a copy would, or is read as another tensor, too."""
     written = list(tensors_in(args[:1], {}))
-    storages = {id(one.untyped_storage()) for one in written}
-    others = [one for one in tensors_in(args[1:], kwargs) if id(one.untyped_storage()) in storages]
+    storages = {id(tensor.untyped_storage()) for tensor in written}
+    others = [tensor for tensor in tensors_in(args[1:], kwargs) if id(tensor.untyped_storage()) in storages]
     if (
         len(storages) < len(written)
-        or sum(one.numel() * one.element_size() for one in written) > _MOST
-        or not all(dense_enough(one) and one.data_ptr() % ALIGNMENT == 0 and not one.is_conj() for one in written)
-        or any(all(one is not known for known in written) for one in others)
+        or sum(tensor.numel() * tensor.element_size() for tensor in written) > _MOST
+        or not all(
+            dense_enough(tensor) and tensor.data_ptr() % ALIGNMENT == 0 and not tensor.is_conj() for tensor in written
+        )
+        or any(all(tensor is not target for target in written) for tensor in others)
     ):
         return None
     with torch.no_grad():
         copies = {
-            id(one): torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="cpu").copy_(one)
-            for one in written
+            id(tensor): torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu").copy_(
+                tensor
+            )
+            for tensor in written
         }
     given = with_tensors(_replaced(args, copies), numbers)
-    pairs = [(one, copies[id(one)]) for one in written]
-    return InPlaceTrial(function, given, {key: _replaced(one, copies) for key, one in kwargs.items()}, pairs)
+    pairs = [(tensor, copies[id(tensor)]) for tensor in written]
+    return InPlaceTrial(function, given, {key: _replaced(value, copies) for key, value in kwargs.items()}, pairs)
 
 
 def _replaced(value: Any, by: Mapping[int, torch.Tensor]) -> Any:

@@ -53,10 +53,10 @@ class _Comparison:
             a = self.lifted.get(value.number, value) if type(value) is Register else value
             if self._is_same(a, b):
                 continue
-            found = self._numbers(a, b)
-            if not found or place not in _number_arguments(first.name):
+            numbers = self._numbers(a, b)
+            if not numbers or place not in _number_arguments(first.name):
                 raise _OtherTapeError
-            self.places.setdefault(id(second), {})[place] = found
+            self.places.setdefault(id(second), {})[place] = numbers
 
     def _is_same(self, a: Any, b: Any) -> bool:
         if type(a) is not type(b):
@@ -104,21 +104,21 @@ def lift(first: Tape, second: Tape, numbers: NumbersToLift) -> TapeNumbers | str
             comparison.compare(a, b)
     except _OtherTapeError:
         return "operators get what was computed from a number, or get one where it is more than a value"
-    alike = list(dict.fromkeys(found for places in comparison.places.values() for found in places.values()))
+    alike = list(dict.fromkeys(place for places in comparison.places.values() for place in places.values()))
     powers = {
-        found
-        for step in second.steps if "pow" in step.name for found in comparison.places.get(id(step), {}).values()
+        pair
+        for step in second.steps if "pow" in step.name for pair in comparison.places.get(id(step), {}).values()
     }  # fmt: skip
-    if any(float(value).is_integer() for found in powers for value in (then[found[0]], now[found[0]])):
+    if any(float(value).is_integer() for power in powers for value in (then[power[0]], now[power[0]])):
         return "a whole number is an exponent"
     places = {
-        step: {place: alike.index(found) for place, found in places.items()}
+        step: {place: alike.index(pair) for place, pair in places.items()}
         for step, places in comparison.places.items()
     }  # fmt: skip
-    registers = second.lift(places, [now[found[0]] for found in alike])
-    used = tuple(number for found in alike for number in found)
-    of_register = [register for register, found in zip(registers, alike, strict=True) for _ in found]
-    of_powers = frozenset(at for at, number in enumerate(used) if any(number in found for found in powers))
+    registers = second.lift(places, [now[pair[0]] for pair in alike])
+    used = tuple(number for pair in alike for number in pair)
+    of_register = [register for register, pair in zip(registers, alike, strict=True) for _ in pair]
+    of_powers = frozenset(at for at, number in enumerate(used) if any(number in power for power in powers))
     return TapeNumbers(second, used, of_register, of_powers)
 
 

@@ -30,7 +30,7 @@ def tensors_for_numbers(
     if len(kinds) != 1 or (any(type(value) is float for value in args) and not kinds <= _FLOATS):
         return {}
     (kind,) = kinds
-    if kind not in _FLOATS | _INTEGERS or any(one.dtype not in (kind, torch.bool) for one in results):
+    if kind not in _FLOATS | _INTEGERS or any(result.dtype not in (kind, torch.bool) for result in results):
         return {}
     tensors: dict[int, torch.Tensor] = {}
     for at, (argument, value) in enumerate(zip(op._schema.arguments, args, strict=False)):
@@ -44,7 +44,7 @@ def _takes_tensor(op: Operator, argument: Any, results: Sequence[torch.Tensor]) 
     numbers that does. Their results are no numbers, so that nothing can be rounded in another way."""
     if str(argument.type) == "Tensor":
         return True
-    compares = op._overloadname == "Scalar" and all(one.dtype is torch.bool for one in results)
+    compares = op._overloadname == "Scalar" and all(result.dtype is torch.bool for result in results)
     return compares and str(argument.type) == "number" and "Tensor" in op.overloadpacket.overloads()
 
 

@@ -33,14 +33,14 @@ def schedule(steps: Sequence[Any], memory_of: Sequence[int], registers_of: Any) 
     memories: dict[int, _Last] = {}
     barrier: int | None = None
     for number, step in enumerate(steps):
-        reads = {memory_of[one] for one in registers_of((step.args, tuple(step.kwargs.values())))}
-        writes = {memory_of[one] for one in (*step.writes, *(out[1] for out in step.outs if out is not None))}
+        reads = {memory_of[register] for register in registers_of((step.args, tuple(step.kwargs.values())))}
+        writes = {memory_of[register] for register in (*step.writes, *(out[1] for out in step.outs if out is not None))}
         if step.order == "draws":
             writes.add(_GENERATORS)
         followed = [barrier] if step.order != "barrier" else [*range(number)]
-        followed += [memories[one].written for one in reads | writes if one in memories]
-        followed += [memories[one].read for one in writes if one in memories]
-        last = max((one for one in followed if one is not None), key=levels.__getitem__, default=None)
+        followed += [memories[memory].written for memory in reads | writes if memory in memories]
+        followed += [memories[write].read for write in writes if write in memories]
+        last = max((number for number in followed if number is not None), key=levels.__getitem__, default=None)
         before.append(last)
         levels.append(0 if last is None else levels[last] + 1)
         _note(memories, number, levels, reads - writes, writes)

@@ -41,7 +41,7 @@ class _Written:
 
     def storages(self) -> list[torch.UntypedStorage]:
         """The storages that it lies on now."""
-        found = [one.storage if one.owner is None else one.owner.untyped_storage() for one in self.roots]
+        found = [root.storage if root.owner is None else root.owner.untyped_storage() for root in self.roots]
         return [one for one in found if one is not None]
 
 
@@ -83,8 +83,8 @@ class SegmentedTape(Tape):
         step.form = "break"
         self._breaks.append(step)
         self.reads += (text,)
-        found = [known[1] for one in wrote if (known := self._by_storage.get(one)) is not None]
-        roots = [one for one in found if one.kind == "static" or one.is_managed]
+        written_roots = [entry[1] for key in wrote if (entry := self._by_storage.get(key)) is not None]
+        roots = [root for root in written_roots if root.kind == "static" or root.is_managed]
         self._written = _Written(roots, tuple(drew))
 
     def note_island(self, grad: bool, places: tuple[Place, ...]) -> None:
@@ -154,7 +154,7 @@ class SegmentedTape(Tape):
     def _generators(self, leaves: Sequence[Any]) -> list[torch.Generator]:
         """Those that segments draw from, up to the last break, in this call."""
         given = {generator_id(known): leaves[at] for at, known in self.generators.items()}
-        drew = {generator_id(one): one for one in self._written.generators}
+        drew = {generator_id(generator): generator for generator in self._written.generators}
         return [given.get(key, one) for key, one in drew.items()]
 
     def segment(self, number: int) -> Callable[[Sequence[Any]], None]:
@@ -232,9 +232,11 @@ class SegmentedTape(Tape):
                 lent.append((block, first.untyped_storage()))
             else:
                 tensors.update((at, self.registers[at].clone()) for at in numbers)
-        owners = [one.owner for one in self._written.roots if one.owner is not None]
+        owners = [root.owner for root in self._written.roots if root.owner is not None]
         given = (*step.args, step.kwargs)
-        args, values, kwargs = (filled(one, Register, lambda register: tensors[register.number]) for one in given)
+        args, values, kwargs = (
+            filled(template, Register, lambda register: tensors[register.number]) for template in given
+        )
         before = Before(places, values)
         return IslandCall(step.function, args, kwargs, grad, lent, owners, self._generators(leaves), before)
 

@@ -352,7 +352,7 @@ class Tape:
                 function,
                 *step.numbers,
                 *map(told, (*step.args, *outs)),
-                *[(name, told(one)) for name, one in step.kwargs.items()],
+                *[(name, told(value)) for name, value in step.kwargs.items()],
             )
         except LookupError:
             return None
@@ -388,10 +388,10 @@ class Tape:
         if objected or step.single is not isinstance(outs, torch.Tensor):
             return False
         outs = [outs] if step.single else list(outs)
-        same = len(outs) == len(results) and all(isinstance(one, torch.Tensor) for one in outs)
+        same = len(outs) == len(results) and all(isinstance(out, torch.Tensor) for out in outs)
         return same and all(
-            one.stride() == result.stride() and same_bits(one, result)
-            for one, result in zip(outs, results, strict=True)
+            out.stride() == result.stride() and same_bits(out, result)
+            for out, result in zip(outs, results, strict=True)
         )
 
     def compile(
@@ -452,7 +452,11 @@ class Tape:
             (number, _maker(output.geometries[0]), output.places, output.number)
             for number, output, root in numbered if not root.is_given
         )  # fmt: skip
-        given = tuple((self._locals[number], one.places, one.number) for number, one, root in numbered if root.is_given)
+        given = tuple(
+            (self._locals[number], places_of_root.places, places_of_root.number)
+            for number, places_of_root, root in numbered
+            if root.is_given
+        )
         self._owned_registers = tuple([number for number, *_ in owned])
         acting = (number for number, step in enumerate(self._steps) if step.acts)
         self._native = native.Tape(
@@ -460,7 +464,7 @@ class Tape:
             acts=len(self._views) + len(self.copies_in) + next(acting, len(self._steps)), back=len(self.copies_out),
         )  # fmt: skip
         entries = self._by_storage.items()
-        self._by_storage = {key: found for key, found in entries if found[0]() is not None}  # drop those of the run
+        self._by_storage = {key: entry for key, entry in entries if entry[0]() is not None}  # drop those of the run
         replay: Callable[[Sequence[Any]], None] = self._native
         replay = self._with_shared(replay, shared) if shared else replay
         return self._with_bound(replay) if self._bound else replay
@@ -469,7 +473,7 @@ class Tape:
         self, plain: Callable[[Sequence[Any]], None], shared: Sequence[tuple[OwnedOutput, TapeMemory]]
     ) -> Callable[[Sequence[Any]], None]:
         """Outputs of several tensors, or that views of other kinds look at."""
-        sizes = [one.block.nbytes for one, _ in shared]
+        sizes = [storage.block.nbytes for storage, _ in shared]
         make = functools.partial(torch.UntypedStorage, device="cpu")
 
         def replay(leaves: Sequence[Any]) -> None:
@@ -549,7 +553,10 @@ class Tape:
             with torch.no_grad():
                 args = self.value(with_tensors(step.args, step.numbers))
                 kwargs = {key: self.value(v) for key, v in step.kwargs.items()}
-                written = [torch.empty_strided(one.shape, one.stride, dtype=one.dtype) for one in geometries]
+                written = [
+                    torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype)
+                    for geometry in geometries
+                ]
                 into = {"out": written[0] if step.single else tuple(written)} if step.form == "out" else {}
                 first, objected = warned(step.function, *args, **kwargs, **into)
                 given, objects = warned(step.function, *args, **kwargs)
@@ -560,14 +567,14 @@ class Tape:
         kind = torch.Tensor if step.single else (tuple, list)  # some that write to ``out`` give nothing
         if objected or objects or not (isinstance(first, kind) and isinstance(given, kind)):
             return False
-        both = [[one] if step.single else list(one) for one in (first, given)]
-        storages = {id(one.untyped_storage()) for one in self.registers if isinstance(one, torch.Tensor)}
+        both = [[outs] if step.single else list(outs) for outs in (first, given)]
+        storages = {id(register.untyped_storage()) for register in self.registers if isinstance(register, torch.Tensor)}
         return len(both[1]) == len(geometries) and all(
-            is_whole(one)
-            and id(one.untyped_storage()) not in storages
-            and same_bits(other, one)
-            and Geometry.of(one) == evolve(geometry, offset=0)
-            for other, one, geometry in zip(*both, geometries, strict=True)
+            is_whole(again)
+            and id(again.untyped_storage()) not in storages
+            and same_bits(result, again)
+            and Geometry.of(again) == evolve(geometry, offset=0)
+            for result, again, geometry in zip(*both, geometries, strict=True)
         )
 
     def _add_views(self) -> None:
@@ -596,11 +603,11 @@ class Tape:
         if others and math.prod(first.shape) * first.dtype.itemsize != output.block.nbytes:
             return False  # the output is a part of a step's result
         copied = {out[1] for step in self._steps if step.form == "copy" for out in step.outs if out is not None}
-        alike = all(one.dtype is first.dtype and not one.conj for one in root.registers)
+        alike = all(register.dtype is first.dtype and not register.conj for register in root.registers)
         return alike and (others.isdisjoint(copied) if others else True)
 
     def _kept_root(self, block: Block) -> TapeMemory:
-        return next(one for one in self._roots if one.is_kept and _begin(one) == block.address)
+        return next(root for root in self._roots if root.is_kept and _begin(root) == block.address)
 
     def avoid(self, block: Block) -> bool:
         """Intermediate results and copies of inputs that lie there get memory of their own."""
@@ -679,7 +686,7 @@ class Tape:
     def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
         """All of them. A tape keeps no reference to them between calls."""
         roots = {root.path: root for root in self._roots if root.is_argument}
-        self._bound += [(one, roots[one.path]) for one in inputs if one.path in roots]
+        self._bound += [(input_, roots[input_.path]) for input_ in inputs if input_.path in roots]
         self.replay = self._make_replay()
         return frozenset(one.path for one, _ in self._bound)
 

@@ -79,8 +79,8 @@ class RangeIndex:
     def __attrs_post_init__(self) -> None:
         ranges = sorted(self.ranges, key=lambda one: one.begin)
         object.__setattr__(self, "ranges", ranges)
-        object.__setattr__(self, "_begins", [one.begin for one in ranges])
-        object.__setattr__(self, "_longest", max((one.nbytes for one in ranges), default=0))
+        object.__setattr__(self, "_begins", [range_.begin for range_ in ranges])
+        object.__setattr__(self, "_longest", max((range_.nbytes for range_ in ranges), default=0))
 
     def find(self, value: int) -> list[TensorRange]:
         """All ranges around an address; several where tensors share memory."""
@@ -105,9 +105,9 @@ def infer_addresses(
     """
     if len(recorded) != len(again):
         return CaptureDifference(f"a second capture has {len(again)} nodes instead of {len(recorded)}")
-    before = RangeIndex([one for one in ranges if one.nbytes])
-    now = RangeIndex([evolve(one, begin=one.now) for one in before.ranges])
-    shifts = {one.now - one.begin for one in before.ranges} - {0}
+    before = RangeIndex([range_ for range_ in ranges if range_.nbytes])
+    now = RangeIndex([evolve(range_, begin=range_.now) for range_ in before.ranges])
+    shifts = {range_.now - range_.begin for range_ in before.ranges} - {0}
 
     def is_address(old: int, new: int) -> bool:
         """In known tensors in both captures, or beside one that moved."""
@@ -124,9 +124,9 @@ def infer_addresses(
         for index, (old, new) in enumerate(zip(node.words, twin.words, strict=True)):
             if old == new:
                 continue
-            moved = [one for one in before.find(old) if new - old == one.now - one.begin]
-            if len(moved) == 1 or (moved and all(one.tied for one in moved)):
-                addresses += [AddressWord(number, index, one.path, old - one.begin) for one in moved]
+            moved = [range_ for range_ in before.find(old) if new - old == range_.now - range_.begin]
+            if len(moved) == 1 or (moved and all(range_.tied for range_ in moved)):
+                addresses += [AddressWord(number, index, range_.path, old - range_.begin) for range_ in moved]
             elif moved:
                 return CaptureDifference(f"{moved[0].path} and {moved[1].path} share memory", number)
             elif not is_own_memory(old, new) and (node.filled or is_address(old, new)):

@@ -59,7 +59,7 @@ class AddressTable:
     def learn(self, words: Sequence[AddressWord]) -> None:
         """Trust these words for all of their paths."""
         learned = {word.path for word in words}
-        kept = [one for slot in self._slots.values() for one in slot.words if one.path not in learned]
+        kept = [word for slot in self._slots.values() for word in slot.words if word.path not in learned]
         self._alone -= learned
         self._slots, self._by_path = {}, {path: [] for path in self._alone}
         for word in (*kept, *words):

@@ -23,7 +23,7 @@ class BoundInputs:
 
     def __init__(self, pool: CudaPool, bindings: AddressTable, inputs: Sequence[BoundInput]) -> None:
         self._pool, self._bindings, self._inputs = pool, bindings, tuple(inputs)
-        self._positions = [one.position for one in inputs]
+        self._positions = [input_.position for input_ in inputs]
         self._at: list[int] | None = None
         self._stand_ins: dict[int, torch.Tensor] = {}
         """By position, copies of this call's arguments; the next call frees them, in stream order."""

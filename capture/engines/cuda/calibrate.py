@@ -85,16 +85,18 @@ def capture_again(
     """Have ``read`` look at another capture of the body, which is thrown away. The pool is as at the recording.
     ``recorder_of`` makes the watch, of the generators that are registered."""
     here = (pool.device, torch.device("cuda"))
-    mine = [one for one in generators if one.device in here]
+    mine = [generator for generator in generators if generator.device in here]
     capture = Capture(pool, mine)
-    recorder = recorder_of({generator_id(one) for one in (*mine, default_generator(pool.device))})
+    recorder = recorder_of({generator_id(generator) for generator in (*mine, default_generator(pool.device))})
     watched: ObservedRun | None = None
     failure: str | None = None
 
     def run() -> None:
         nonlocal watched
         with capture.running():
-            staging = stage(pool, call, [one for one in made.inputs if _is_here(call.leaves[one.position], pool)])
+            staging = stage(
+                pool, call, [input_ for input_ in made.inputs if _is_here(call.leaves[input_.position], pool)]
+            )
             watched = run_watched(call, recorder, call.substitute(staging.replacements))
             staging.end_run()
 

@@ -54,7 +54,7 @@ class Capture:
 
     def __init__(self, pool: CudaPool, generators: Sequence[torch.Generator]) -> None:
         self._pool = pool
-        self._generators = list({capabilities.generator_id(one): one for one in generators}.values())
+        self._generators = list({capabilities.generator_id(generator): generator for generator in generators}.values())
         self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph(keep_graph=True)
         self.error: str | None = None
         self.is_empty = False

@@ -95,11 +95,11 @@ class InputCopies:
     def copier(self) -> Callable[[Sequence[Any]], None] | None:
         """Copies this call's values in; None if there is nothing to copy."""
         steps: list[Callable[[Sequence[Any]], None]] = []
-        singles = [one for one in self.staging.singles if one.tensor.numel()]
+        singles = [single for single in self.staging.singles if single.tensor.numel()]
         if len(singles) == 1:
             steps.append(_copy_single(singles[0].tensor, singles[0].position))
         elif singles:
-            steps.append(_copy_batch([one.tensor for one in singles], [one.position for one in singles]))
+            steps.append(_copy_batch([single.tensor for single in singles], [single.position for single in singles]))
         steps += [group.copy_in for group in self.staging.groups]
         steps += [_device_copy(device_copy) for device_copy in self.device_copies]
         return _in_order(steps)

@@ -111,9 +111,9 @@ class CudaBackend:
         create = (time.perf_counter() - begin) * 1e3
         pool.find(0)  # refreshes the list of segments, before anything asks while capturing
         here = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
-        mine = [one for one in generators if one.device in here]
+        mine = [generator for generator in generators if generator.device in here]
         capture = Capture(pool, mine)
-        generators_known = {generator_id(one) for one in (*mine, default_generator(self.device))}
+        generators_known = {generator_id(generator) for generator in (*mine, default_generator(self.device))}
         follows = expected is not None and not moving and not schedule and self._may_verify(pool, call)
         run = SegmentRun(pool, capture, call) if self._may_break(pool, call, may_break=may_break) else None
         kind = functools.partial(MemoryRecorder, room=config.current().schedule_room) if schedule else GraphRecorder
@@ -124,7 +124,8 @@ class CudaBackend:
         staging, watched, failure = Staging(), None, None
         try:
             with capture.running():
-                staging = stage(pool, call, [one for one in inputs if self._is_here(call.leaves[one.position])])
+                staged = [input_ for input_ in inputs if self._is_here(call.leaves[input_.position])]
+                staging = stage(pool, call, staged)
                 if run is not None:
                     run.staging = staging
                 watched = run_watched(call, recorder, call.substitute(staging.replacements))
@@ -149,8 +150,8 @@ class CudaBackend:
         described = describe(watched)
         if run is not None and run.has_begun:
             run.settle_last()
-            paths, mutated = watched.call.paths(), {one.path for one in described.facts.placeholders if one.mutation}
-            staging.copy_back_only({at for at, (path, _) in enumerate(paths) if path in mutated})
+            mutated = {placeholder.path for placeholder in described.facts.placeholders if placeholder.mutation}
+            staging.copy_back_only({at for at, (path, _) in enumerate(watched.call.paths()) if path in mutated})
         staging.lend(recorder.trace.lent)
         if not pool.shared:
             described.facts = evolve(described.facts, separate_pools=torch.cuda.get_allocator_backend())
@@ -189,12 +190,12 @@ class CudaBackend:
     def _beware(self, recorder: GraphRecorder, watched: ObservedRun, described: DescribedRun, staging: Staging) -> None:
         """Kernels of unknown memory may read all state that the body can reach, and write any argument: note that in
         the facts."""
-        storages = {id(one.external.storage) for one in described.implicit} | recorder.arguments
+        storages = {id(implicit.external.storage) for implicit in described.implicit} | recorder.arguments
         replaced = {effect.change.source.path for effect in described.effects}
         for key, owners in watched.before.tensors.items():
             source, tensor = owners[0]
             if key not in storages and tensor.device == self.device and tensor.numel() and source.path not in replaced:
-                same = tuple(one for one in owners if one[1] is tensor)
+                same = tuple(owner for owner in owners if owner[1] is tensor)
                 external = External(tensor, tensor.untyped_storage(), None)
                 described.guarded.append(ImplicitInput(source.path, same, external))
         staging.lend(set(map(id, staging.storages())))
@@ -207,14 +208,14 @@ class CudaBackend:
         kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
         failure = _unresolved(kept, recorder)
         fresh = [leaf.value.untyped_storage() for leaf in kept if leaf.kind == "fresh"]
-        storages = {id(one): one for one in fresh if one.nbytes() and one.device == self.device}
+        storages = {id(storage): storage for storage in fresh if storage.nbytes() and storage.device == self.device}
         layout = pool.close_recording(list(storages.values())) if failure is None else None
         if layout is None:
             failure = failure or "a tensor that the body made is kept where nobody is known to keep it"
             pool.abandon()
             return Recorded(watched, described, None, failure, executed=False)
         copies, constants = InputCopies(staging, recorder.device_copies()), recorder.constants()
-        begins = frozenset(one.data_ptr() for one in storages.values())
+        begins = frozenset(storage.data_ptr() for storage in storages.values())
         make: Callable[..., CudaRecording] = CudaRecording
         if run is not None and run.has_begun:
             make = functools.partial(SegmentedGraphs, run=run, trunk=run.trunk(recorder.trace))
@@ -224,7 +225,7 @@ class CudaBackend:
         try:
             begin = time.perf_counter()
             recording.prepare(
-                watched, described, {one.position for one in inputs if one.how == "static"}, counted=not undo
+                watched, described, {input_.position for input_ in inputs if input_.how == "static"}, counted=not undo
             )
             instantiate = (time.perf_counter() - begin) * 1e3
         except RuntimeError as error:

@@ -121,7 +121,9 @@ class HostTensors:
         if op_traits.base in _COPIES:
             return self._copy(op, op_traits, args, kwargs)
         tensors = tensors_in(args, kwargs)
-        self._halves = {one.dtype for one in tensors if one.dtype in (torch.float16, torch.bfloat16) and one.is_cuda}
+        self._halves = {
+            tensor.dtype for tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16) and tensor.is_cuda
+        }
         masked = op_traits.indexes and any(is_mask(index) for index in args[1])
         replacement = Replacement(
             op_traits, copied=op_traits.indexes and not masked, device_copy=op_traits.base in _SAME_BITS and not masked
@@ -199,14 +201,16 @@ class HostTensors:
     def is_copy(self, tensor: torch.Tensor) -> bool:
         """The tensor lies on a buffer that is filled before every replay."""
         storage = tensor.untyped_storage()
-        copies = [one.storage for one in self.device_copies.values()]
-        return any(one is storage or one.data_ptr() == storage.data_ptr() for one in copies)
+        copies = [device_copy.storage for device_copy in self.device_copies.values()]
+        return any(copy is storage or copy.data_ptr() == storage.data_ptr() for copy in copies)
 
     def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The tensor in Python state that this one on the device is a copy of, or a view of a copy; None for others."""
         storage = tensor.untyped_storage()
-        copies = [one for one in self.device_copies.values() if one.tensor.device == tensor.device]
-        copy = next((one for one in copies if one.storage is storage), None)
+        copies = [
+            device_copy for device_copy in self.device_copies.values() if device_copy.tensor.device == tensor.device
+        ]
+        copy = next((copy for copy in copies if copy.storage is storage), None)
         if copy is None or tensor.is_neg():
             return None
         with unseen():  # it is no operator of the body's
@@ -266,9 +270,9 @@ class HostTensors:
         if op_traits.base == "device_put":
             result = there.clone()  # it would hand on what is on the device already
         else:
-            arguments = tuple(there if one is source else one for one in args)
+            arguments = tuple(there if value is source else value for value in args)
             result = op(*arguments, **{**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs)
-        if any(there is one for one in self._unowned.values()):
+        if any(there is tensor for tensor in self._unowned.values()):
             self._unowned[id(result)] = self._unowned.pop(id(there))
         return result
 

@@ -76,11 +76,11 @@ class IslandBreak:
                 block = Block(storage.data_ptr(), storage.nbytes())
                 self._lent.setdefault(block, []).append((number, Geometry.of(tensor)))
                 return Slot(number)
-            known = owners(tensor)
-            given = given_among(tensor, [one for _, one in known])
+            roots = owners(tensor)
+            given = given_among(tensor, [root for _, root in roots])
             if given is None:
                 raise LookupError
-            self._owned.append((number, known[given.number][0], Given(0, given.view)))
+            self._owned.append((number, roots[given.number][0], Given(0, given.view)))
             return Slot(number)
 
         self._templates = (template_of(args, slot), template_of(kwargs, slot), template_of(values, slot))
@@ -106,7 +106,9 @@ class IslandBreak:
             lent.append((block, first.untyped_storage()))
         for number, owner, given in self._owned:
             tensors[number] = given.among([owner.get(leaves)])
-        args, kwargs, values = (filled(one, Slot, lambda slot: tensors[slot.number]) for one in self._templates)
+        args, kwargs, values = (
+            filled(template, Slot, lambda slot: tensors[slot.number]) for template in self._templates
+        )
         return IslandCall(
             self.function, args, kwargs, self.grad, lent, beside, generators, Before(self.places, values)
         )  # fmt: skip

@@ -52,10 +52,10 @@ def other_numbers(numbers: Sequence[Number]) -> list[tuple[Number, ...]]:
     """Numbers for further captures, each another one in each."""
     return [
         tuple(
-            _WHOLES[(turn + at) % len(_WHOLES)] * (1 + at) * (-1 if one < 0 else 1)
-            if type(one) is int
-            else one * _SHARES[(turn + at) % len(_SHARES)] / (1 + at // len(_SHARES))
-            for at, one in enumerate(numbers)
+            _WHOLES[(turn + at) % len(_WHOLES)] * (1 + at) * (-1 if number < 0 else 1)
+            if type(number) is int
+            else number * _SHARES[(turn + at) % len(_SHARES)] / (1 + at // len(_SHARES))
+            for at, number in enumerate(numbers)
         )
         for turn in range(_CAPTURES)
     ]  # fmt: skip
@@ -71,7 +71,7 @@ class NumberRecorder(GraphRecorder):
         there last, numbers and their texts among it, which differs from capture to capture as numbers do."""
         super().__init__(pool, registered, moving)
         self._filling = filling
-        self._numbers = {(type(one), one): at for at, one in reversed(list(enumerate(numbers)))}
+        self._numbers = {(type(number), number): at for at, number in reversed(list(enumerate(numbers)))}
         self.uses: list[NumberUse] = []
         self.kinds: set[torch.dtype] = set()
         """Of the tensors that these operators get and give."""
@@ -92,13 +92,13 @@ class NumberRecorder(GraphRecorder):
             self.obstacle = "nodes cannot be counted"
         elif not {place for place, _ in given} <= number_arguments(op):
             self.obstacle = f"results of {name} may follow from a number in any way"
-        elif any(one.device != self.device for one in (*tensors, *made)):
+        elif any(tensor.device != self.device for tensor in (*tensors, *made)):
             self.obstacle = f"{name} gets a number on the host"
-        elif first == self._nodes and any(one.numel() for one in made):
+        elif first == self._nodes and any(tensor.numel() for tensor in made):
             self.obstacle = f"{name} launches nothing"
         index = len(self.trace.sequence)
         self.uses += [NumberUse(index, name, number, first, self._nodes) for _, number in given]
-        self.kinds |= {one.dtype for one in (*tensors, *made)}
+        self.kinds |= {tensor.dtype for tensor in (*tensors, *made)}
         return result
 
     def _among(self, value: Any) -> list[int]:
@@ -135,37 +135,38 @@ def learn_numbers(
             return None
         filling = _FILLINGS[at] if at < same else 0
         call, generators = numbers.again(of_call)
-        found: list[_Sample] = []
+        recorded: list[_Sample] = []
         refusal = capture_again(
             pool, made, call, generators, functools.partial(_recorder, pool, made, tuple(given), filling),
-            functools.partial(_read, pool, found, tuple(given)),
+            functools.partial(_read, pool, recorded, tuple(given)),
         )  # fmt: skip
-        samples[at:at] = found
+        samples[at:at] = recorded
         return refusal
 
     same = SAME
-    again = [tuple(one * 1.0 if type(one) is float else one for one in numbers.now) for _ in _FILLINGS]  # lie elsewhere
+    again = [tuple(n * 1.0 if type(n) is float else n for n in numbers.now) for _ in _FILLINGS]  # at other addresses
     for of_call in (numbers.now, *again[: same - 1], *other_numbers(numbers.now), numbers.then):
         if (refusal := capture(of_call, len(samples))) is not None:
             return refusal
     others = samples[same : same + _CAPTURES]  # not those whose numbers may be equal to others in the body
     uses = others[0].uses
-    if any(one.uses != uses for one in others):
+    if any(sample.uses != uses for sample in others):
         return Refusal("operators get the numbers otherwise in another capture")
-    difference = next((found for one in samples[1:] if (found := _difference(samples[0], one, uses))), None)
+    difference = next((text for sample in samples[1:] if (text := _difference(samples[0], sample, uses))), None)
     if difference is not None:
         return Refusal(difference)
-    smallest, words = min(4, *[kind.itemsize for one in others for kind in one.kinds]), [node.words for node in nodes]
-    places = infer_numbers(words, [one.launched for one in samples], uses, smallest, same)
+    smallest = min(4, *[kind.itemsize for sample in others for kind in sample.kinds])
+    words = [node.words for node in nodes]
+    places = infer_numbers(words, [sample.launched for sample in samples], uses, smallest, same)
     while isinstance(places, NumberRefusal) and places.may_be_left and same < len(_FILLINGS):
         same += 1
         if (refusal := capture(again[0], same - 1)) is not None:
             return refusal
-        places = infer_numbers(words, [one.launched for one in samples], uses, smallest, same)
+        places = infer_numbers(words, [sample.launched for sample in samples], uses, smallest, same)
     if isinstance(places, NumberRefusal):
         return Refusal(places.reason, kernel=None if places.node is None else nodes[places.node].name())
     used = tuple(sorted({use.number for use in uses}))
-    alike = _alike(used, [one.launched for one in samples])
+    alike = _alike(used, [sample.launched for sample in samples])
     powers = frozenset(used.index(use.number) for use in uses if "pow" in use.name)
     of_used = tuple(evolve(place, number=used.index(place.number)) for place in places)
     own = tuple(samples[0].launched.numbers[number] for number in used)
@@ -181,13 +182,13 @@ def _alike(used: Sequence[int], samples: Sequence[NumberSample]) -> list[tuple[i
     """Numbers that were equal to one of the used ones in every capture: which one of those, and the other."""
 
     def told(number: int) -> list[tuple[type, str]]:
-        return [_told(one.numbers[number]) for one in samples]
+        return [_typed_text(sample.numbers[number]) for sample in samples]
 
-    known = {number: told(number) for number in range(len(samples[0].numbers))}
+    texts = {number: told(number) for number in range(len(samples[0].numbers))}
     return [
-        (at, other)
+        (at, earlier)
         for at, number in enumerate(used)
-        for other in known if other not in used and known[other] == known[number]
+        for earlier in texts if earlier not in used and texts[earlier] == texts[number]
     ]  # fmt: skip
 
 
@@ -227,28 +228,28 @@ def _host_memory() -> Callable[[int], bool]:
         for line in Path("/proc/self/maps").read_text().splitlines():
             addresses, access, _, _, _, *name = line.split(maxsplit=5)
             if access.startswith("r") and access.endswith("p") and not "".join(name).startswith("/dev/"):
-                bounds += [int(one, 16) for one in addresses.split("-")]
+                bounds += [int(address, 16) for address in addresses.split("-")]
     except (OSError, ValueError):
         return lambda _: False
     return lambda address: bisect.bisect_right(bounds, address) & 1 == 1
 
 
-def _difference(first: _Sample, other: _Sample, uses: Sequence[NumberUse]) -> str | None:
+def _difference(first: _Sample, second: _Sample, uses: Sequence[NumberUse]) -> str | None:
     """What operators did otherwise with other numbers, but for getting those."""
-    if first.sequence != other.sequence:
+    if first.sequence != second.sequence:
         return "other operators run with another number"
     given: dict[int, int] = {}
     for use in uses:
         given[use.operator] = given.get(use.operator, 0) + 1
-    for at, (one, two) in enumerate(zip(first.scalars, other.scalars, strict=True)):
-        if one != two:
-            differing = sum(a != b for a, b in zip(one, two, strict=False))
-            if len(one) != len(two) or differing > given.get(at, 0):
+    for at, (texts, again) in enumerate(zip(first.scalars, second.scalars, strict=True)):
+        if texts != again:
+            differing = sum(a != b for a, b in zip(texts, again, strict=False))
+            if len(texts) != len(again) or differing > given.get(at, 0):
                 return f"{first.sequence[at]} gets what was computed from a number"
     return None
 
 
-def _told(value: Number) -> tuple[type, str]:
+def _typed_text(value: Number) -> tuple[type, str]:
     return type(value), repr(value)
 
 
@@ -320,7 +321,9 @@ class GraphNumbers:
     def takes(self, values: Sequence[Number]) -> bool:
         """All bytes of these numbers are known, and no type of the operators flushes or overflows them."""
         values, others = values[: len(self._recorded)], values[len(self._recorded) :]
-        if any(_told(values[at]) != _told(other) for at, other in zip(self._alike, others, strict=True)):
+        if any(
+            _typed_text(values[at]) != _typed_text(earlier) for at, earlier in zip(self._alike, others, strict=True)
+        ):
             return False
         for value, recorded in zip(values, self._recorded, strict=True):
             is_other = type(value) is not type(recorded) or (type(value) is int and (value < 0) != (recorded < 0))

@@ -92,7 +92,9 @@ class MemoryRecorder(GraphRecorder):
         end = self._nodes
         if looked_up(op)[0].metadata == "storage":
             self._unsuited = "the body gives a storage other memory"
-        fresh = self._note_lives(tensors_out(result), {id(one.untyped_storage()) for one in tensors_in(args, kwargs)})
+        fresh = self._note_lives(
+            tensors_out(result), {id(tensor.untyped_storage()) for tensor in tensors_in(args, kwargs)}
+        )
         if first < end:
             hidden = max(self._taken() - taken - fresh, 0)
             self._operators.append(self._memory_of(looked_up(op)[0], (first, end), args, kwargs, result, hidden))
@@ -103,15 +105,15 @@ class MemoryRecorder(GraphRecorder):
         hidden: int,
     ) -> OperatorMemory:  # fmt: skip
         arguments, made = list(tensors_in(args, kwargs)), tensors_out(result)
-        if _is_unknown(op) or any(not self._is_plain(one) for one in (*arguments, *made)):
+        if _is_unknown(op) or any(not self._is_plain(tensor) for tensor in (*arguments, *made)):
             return OperatorMemory(op.name, *nodes, is_barrier=True)
-        writes = {_span_of(one) for one, _ in written(op, args, kwargs)}
-        inputs = {id(one.untyped_storage()) for one in arguments}
-        for one in made:
-            storage = one.untyped_storage()
+        writes = {_span_of(tensor) for tensor, _ in written(op, args, kwargs)}
+        inputs = {id(argument.untyped_storage()) for argument in arguments}
+        for tensor in made:
+            storage = tensor.untyped_storage()
             whole = storage.data_ptr(), storage.data_ptr() + nbytes_of(storage)
-            writes.add(_span_of(one) if id(storage) in inputs else whole)
-        reads = {_span_of(one) for one in arguments} - writes
+            writes.add(_span_of(tensor) if id(storage) in inputs else whole)
+        reads = {_span_of(argument) for argument in arguments} - writes
         return OperatorMemory(op.name, *nodes, tuple(sorted(reads)), tuple(sorted(writes)), hidden=hidden)
 
     def _is_plain(self, tensor: torch.Tensor) -> bool:

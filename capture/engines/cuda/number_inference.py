@@ -75,11 +75,11 @@ class NumberPlace:
         """What stands there for a value; None if that cannot be told."""
         if len(self.forms) == 1:
             return encode(self.forms[0][1], value)
-        told = [(begin - self.offset, encode(form, value)) for begin, form in self.forms]
-        whole = told[0][1]
+        parts = [(begin - self.offset, encode(form, value)) for begin, form in self.forms]
+        whole = parts[0][1]
         if whole is None:
             return None
-        for begin, part in told:
+        for begin, part in parts:
             if part is None or whole[begin : begin + len(part)] != part:
                 return None
         return whole
@@ -194,12 +194,12 @@ def infer_numbers(
         if node.closed is not None and node.kind == "other":
             return NumberRefusal(node.closed, at)
         twins = [sample.nodes[at] for sample in samples]
-        if any((one.kind, one.same, len(one.words)) != (node.kind, node.same, len(node.words)) for one in twins):
+        if any((twin.kind, twin.same, len(twin.words)) != (node.kind, node.same, len(node.words)) for twin in twins):
             return NumberRefusal("another number launches something else there", at)
-        found = _places(at, node, twins, samples, used, smallest, same)
-        if isinstance(found, NumberRefusal):
-            return found
-        places += found
+        places_or_refusal = _places(at, node, twins, samples, used, smallest, same)
+        if isinstance(places_or_refusal, NumberRefusal):
+            return places_or_refusal
+        places += places_or_refusal
     return _complete(places, uses) or places
 
 
@@ -237,25 +237,25 @@ def _places(
     node: int, recorded: NodeParameters, twins: Sequence[NodeParameters], samples: Sequence[NumberSample],
     used: Sequence[int], smallest: int, same: int,
 ) -> list[NumberPlace] | NumberRefusal:  # fmt: skip
-    if all(one.words == twins[0].words for one in twins):
+    if all(twin.words == twins[0].words for twin in twins):
         return []
-    block = _Bytes(_bytes_of(recorded), [_bytes_of(one) for one in twins], smallest, same)
+    block = _Bytes(_bytes_of(recorded), [_bytes_of(twin) for twin in twins], smallest, same)
     if recorded.kind != "kernel":
         return NumberRefusal("a copy follows the number", node) if block.varies - block.noise else []
-    found: dict[tuple[int, int, int], list[Form]] = {}
+    forms_by_place: dict[tuple[int, int, int], list[Form]] = {}
     for number in used:
         own = samples[0].numbers[number]
         for form in _forms_of(own):
-            told = [encode(form, sample.numbers[number]) for sample in samples]
-            wanted = [one for one in told if one is not None]
-            if len(wanted) == len(told):
+            encoded = [encode(form, sample.numbers[number]) for sample in samples]
+            wanted = [value for value in encoded if value is not None]
+            if len(wanted) == len(encoded):
                 for offset in _where(block, wanted):
-                    found.setdefault((-len(wanted[0]), offset, number), []).append(form)
+                    forms_by_place.setdefault((-len(wanted[0]), offset, number), []).append(form)
     places: list[NumberPlace] = []
-    for (size, offset, number), forms in sorted(found.items()):
+    for (size, offset, number), forms in sorted(forms_by_place.items()):
         place = NumberPlace(node, offset, -size, number, tuple((offset, form) for form in forms))
-        met = [one for one in places if one.offset < offset - size and offset < one.offset + one.size]
-        if any(one.number != number or len(met) > 1 for one in met):
+        met = [place for place in places if place.offset < offset - size and offset < place.offset + place.size]
+        if any(place.number != number or len(met) > 1 for place in met):
             return NumberRefusal("two numbers may stand at one place", node)
         if not met:
             places.append(place)
@@ -264,29 +264,28 @@ def _places(
     covered = {at for place in places for at in _span(place)}
     left = {at for at in block.varies - block.noise - covered if not _is_address(at, samples, node, same)}
     if left:
+        words = _words_at(min(left), samples, node)
         return NumberRefusal(
-            f"a parameter follows the number in an unknown way (byte {min(left)}: {_told(min(left), samples, node)})",
-            node,
-            may_be_left=True,
+            f"a parameter follows the number in an unknown way (byte {min(left)}: {words})", node, may_be_left=True
         )
     return places
 
 
-def _told(at: int, samples: Sequence[NumberSample], node: int) -> str:
+def _words_at(at: int, samples: Sequence[NumberSample], node: int) -> str:
     """The word around a byte in each capture; a star marks an address of the recording's own memory."""
-    words = [(one.nodes[node].words[at // 8], one.is_own_memory) for one in samples]
+    words = [(sample.nodes[node].words[at // 8], sample.is_own_memory) for sample in samples]
     return ", ".join(f"{word:#x}{'*' * is_own(word)}" for word, is_own in words)
 
 
 def _is_address(at: int, samples: Sequence[NumberSample], node: int, same: int) -> bool:
     """The byte is of a word that is an address in every capture, or nothing in some. What is no more than 4 bytes may
     be a number by itself, so it has to differ between captures with the same numbers, too."""
-    words = [one.nodes[node].words[at // 8] for one in samples]
-    if all(one.is_own_memory(word) for one, word in zip(samples, words, strict=True)):
+    words = [sample.nodes[node].words[at // 8] for sample in samples]
+    if all(sample.is_own_memory(word) for sample, word in zip(samples, words, strict=True)):
         return True
     if max(words) <= 0xFFFF_FFFF and len(set(words[:same])) == 1:
         return False
-    return all(not word or one.is_host_memory(word) for one, word in zip(samples, words, strict=True))
+    return all(not word or sample.is_host_memory(word) for sample, word in zip(samples, words, strict=True))
 
 
 def _span(place: NumberPlace) -> set[int]:
@@ -300,7 +299,7 @@ def _where(block: _Bytes, wanted: Sequence[bytes]) -> list[int]:
     for offset in {at - at % size for at in block.varies}:
         end = offset + size
         is_there = block.recorded[offset:end] == first and all(
-            one[offset:end] == other for one, other in zip(block.every, wanted, strict=True)
+            words[offset:end] == value for words, value in zip(block.every, wanted, strict=True)
         )
         if is_there:
             places.append(offset)

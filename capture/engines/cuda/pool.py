@@ -186,7 +186,7 @@ class CudaPool:
         """
         if not self.shared:
             self._owned += kept
-            self._segments += [(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in kept]
+            self._segments += [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in kept]
             self._bounds = bounds_of(self._segments)
             return PoolLayout(None, frozenset())
         taken = self._taken | {storage.data_ptr() for storage in kept if storage.nbytes()}

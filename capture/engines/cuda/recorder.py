@@ -126,7 +126,7 @@ class GraphRecorder(ObserveMode):
         )
         super().begin_island(begin, function, args, kwargs)  # which may look at memory
         given = list(tensors_of((args, kwargs, begin.before.values)))
-        if any(id(one.untyped_storage()) in self._host.moving for one in given):
+        if any(id(tensor.untyped_storage()) in self._host.moving for tensor in given):
             begin.obstacle = begin.obstacle or "gets a tensor that is another one in every call"
         if begin.obstacle is not None:
             raise RefusedError(f"{begin.name}() {begin.obstacle}{_at()}")

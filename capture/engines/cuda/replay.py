@@ -270,7 +270,7 @@ class CudaRecording:
         slow = full if grad or around is not None or raise_versions is not None else plain
         if draw is not None and around is None and not self._was_seen_to_draw:
             return self._looking_for_draws(slow)
-        odd = bound is not None or any(one is not None for one in (draw, around, raise_versions, copy_out))
+        odd = bound is not None or any(step is not None for step in (draw, around, raise_versions, copy_out))
         return slow if odd or (grad and copy_in is not self._graph_copies) else self._native(slow, copy_in)
 
     def _looking_for_draws(self, step: Step) -> Step:
@@ -279,9 +279,9 @@ class CudaRecording:
 
         def first(leaves: Sequence[Any]) -> None:
             generators = self._capture.generators()
-            before = [one.get_state() for one in generators]
+            before = [generator.get_state() for generator in generators]
             step(leaves)
-            self.draws = not all(map(torch.equal, before, [one.get_state() for one in generators]))
+            self.draws = not all(map(torch.equal, before, [generator.get_state() for generator in generators]))
             self._replay_by(step if self.draws else self._make_replay())
 
         return first
@@ -432,12 +432,12 @@ class CudaRecording:
         """Those of which the bindings know all words."""
         if self._bindings is None:
             return frozenset()
-        learned = [one for one in inputs if self._bindings.knows([one.path])]
+        learned = [input_ for input_ in inputs if self._bindings.knows([input_.path])]
         if learned:
             earlier = self._bound.inputs if self._bound is not None else ()
             self._bound = BoundInputs(self._pool, self._bindings, (*earlier, *learned))
             self._replay_by(self._make_replay())
-        return frozenset(one.path for one in learned)
+        return frozenset(input_.path for input_ in learned)
 
     def kernels_using(self, paths: Sequence[str]) -> list[str]:
         """Names of the kernels that read or write these tensors, as far as they are known."""

@@ -72,10 +72,10 @@ def schedule_of(
         nodes = [node for node in kernel_params.read(graph) if int(node.handle) not in added]
         if [int(node.handle) for node in nodes] != captured_nodes:
             return "it has graphs inside"
-        chain = {(one.first, one.then): one.data for one in recorded if one.first not in added}
+        chain = {(edge.first, edge.then): edge.data for edge in recorded if edge.first not in added}
         if set(chain) != set(itertools.pairwise(captured_nodes)):
             return "the body has streams of its own"
-        if any(one.end > len(captured_nodes) for one in notes.operators):
+        if any(operator.end > len(captured_nodes) for operator in notes.operators):
             return "its nodes are not those of its capture"
         memory = Memory(_parts_of(pool), notes.lifetimes, _block_finder())
         needed = dependencies(accesses([_words(node) for node in nodes], notes.operators, memory))

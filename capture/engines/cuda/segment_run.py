@@ -125,7 +125,7 @@ class SegmentRun:
         with torch.no_grad():
             result = operate(*args, **kwargs)
         self._capture.resume()
-        input_addresses = {one.untyped_storage().data_ptr() for one in tensors_in(args, kwargs)}
+        input_addresses = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(args, kwargs)}
         places: dict[int, torch.Tensor] = {}
         kept: list[torch.Tensor | None] = []
         for out in tensors_out(result):
@@ -155,7 +155,7 @@ class SegmentRun:
         """Launch what was captured, and keep what the island may write, and draw from."""
         self._generators = generators
         self._pause(trace, copies, constants, draws=draws)
-        storages = [one.storage for one in self._outside(trace)]
+        storages = [external.storage for external in self._outside(trace)]
         free, _ = torch.cuda.mem_get_info(self._pool.device)
         if sum(storage.nbytes() for storage in storages) > max(free // 2, LEAST_UNDO):
             raise RefusedError("the body uses more memory before an island than can be kept until it ran")
@@ -172,7 +172,7 @@ class SegmentRun:
             raise RefusedError(f"{begin.name}() gets a tensor that nobody is known to own") from None
         beside = [owner.get(self._call.leaves) for owner in self._owners_of(self._outside(trace))]
         there = [tensor for owners in self._before.tensors.values() for _, tensor in owners]
-        known = {id(one): (one, one._version) for one in there if not one.is_inference()}
+        versions = {id(tensor): (tensor, tensor._version) for tensor in there if not tensor.is_inference()}
         count = len(ran)
 
         def keep_outcome(outcome: Outcome) -> None:
@@ -183,7 +183,7 @@ class SegmentRun:
                 function, args, kwargs, beside, self.written.generators, begin.before, keep_outcome
             )  # fmt: skip
         keep_outcome(outcome)
-        self.counted.update({key: one._version - version for key, (one, version) in known.items()})
+        self.counted.update({key: tensor._version - version for key, (tensor, version) in versions.items()})
         return outcome, result
 
     def resume_after_island(
@@ -222,19 +222,19 @@ class SegmentRun:
         return [(Owner(at, None if at is not None else one), one) for at, one in found]
 
     def _owners_of(self, externals: Iterable[External]) -> list[Owner]:
-        found = [next(iter(self._owners(one.tensor)), None) for one in externals]
+        found = [next(iter(self._owners(external.tensor)), None) for external in externals]
         return [one[0] for one in found if one is not None]
 
     def _outside(self, trace: RunTrace) -> list[External]:
         """Memory that the body used so far and that is not the pool's."""
-        found, pool = [], self._pool
+        externals, pool = [], self._pool
         for external in trace.externals.values():
             storage: Any = external.storage
             if isinstance(storage, torch.UntypedStorage) and storage.device == pool.device:
                 begin = storage.data_ptr()
                 if begin and (pool.is_output(begin) or not pool.find(begin)):
-                    found.append(external)
-        return found
+                    externals.append(external)
+        return externals
 
     # ------------------------------------------------------------------------------------------------ memory in between
 
@@ -262,13 +262,19 @@ class SegmentRun:
         return self._pool.tensor(block, Geometry.of(value)) if block.nbytes else value.detach()
 
     def _note_written(self, trace: RunTrace, *, draws: bool) -> None:
-        written = [one for one in self._outside(trace) if one.mutation is not None or id(one.storage) in trace.lent]
-        blocks = {Block(one.storage.data_ptr(), one.storage.nbytes()) for one in written}
+        written = [
+            external
+            for external in self._outside(trace)
+            if external.mutation is not None or id(external.storage) in trace.lent
+        ]
+        blocks = {Block(external.storage.data_ptr(), external.storage.nbytes()) for external in written}
         nbytes = sum(block.nbytes for block in blocks)
         if not self._may_keep(nbytes):
             raise RefusedError(f"{nbytes} bytes are written before the host reads a value, and would have to be kept")
         generators = self._capture.generators() if draws or any(self.draws) else []
-        generators = list({generator_id(one): one for one in (*self._generators, *generators)}.values())
+        generators = list(
+            {generator_id(generator): generator for generator in (*self._generators, *generators)}.values()
+        )
         self.written = Written(tuple(blocks), tuple(self._owners_of(written)), tuple(generators))
 
     def _may_keep(self, nbytes: int) -> bool:
@@ -373,7 +379,8 @@ def keep(
 def _uncounted(staging: Staging) -> Staging:
     """The same buffers, as tensors whose writes nobody counts as the body's."""
     singles = [
-        evolve(one, tensor=over(one.tensor.untyped_storage(), Geometry.of(one.tensor))) for one in staging.singles
+        evolve(single, tensor=over(single.tensor.untyped_storage(), Geometry.of(single.tensor)))
+        for single in staging.singles
     ]
     return evolve(staging, singles=singles)
 

@@ -22,7 +22,7 @@ class SegmentedGraphs(CudaRecording):
 
     def __init__(self, *args: Any, run: SegmentRun, trunk: list[Seen] | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.reads = tuple(one.text for one in run.breaks)
+        self.reads = tuple(break_.text for break_ in run.breaks)
         self._counted = run.counted
         self._breaks, self._written, self._trunk = run.breaks, run.written, trunk
         self._memory: KeptMemory | None = None
@@ -33,8 +33,8 @@ class SegmentedGraphs(CudaRecording):
         self._copy_out: Step | None = None
         staged = self._input_copies.staging
         self._staged = (
-            *((one.position, one.block) for one in staged.singles),
-            *((tuple(one.members), one.block, one.lead) for one in staged.groups),
+            *((single.position, single.block) for single in staged.singles),
+            *((tuple(group.members), group.block, group.lead) for group in staged.groups),
         )
 
     @override

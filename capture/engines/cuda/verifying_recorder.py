@@ -96,11 +96,11 @@ class VerifyingRecorder(GraphRecorder):
             self.difference, self.is_suited = "state is held by other tensors", False
             return
         self.implicit = implicit
-        self._inputs = [*arguments, *((one.path, one.external.tensor) for one in implicit)]
+        self._inputs = [*arguments, *((input_.path, input_.external.tensor) for input_ in implicit)]
         self._known = {id(tensor): path for path, tensor in self._inputs}
         self._starts = {address_of(tensor): path for path, tensor in self._inputs}
         self._now = self._progress()
-        if any(self._pool.knows(address_of(one.external.tensor)) for one in implicit):
+        if any(self._pool.knows(address_of(input_.external.tensor)) for input_ in implicit):
             self.difference, self.is_suited = "state lies in the pool", False
         storages = {id(tensor.untyped_storage()) for _, tensor in self._inputs if tensor.numel()}
         if len(storages) != len(self._inputs):

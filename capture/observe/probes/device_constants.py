@@ -23,7 +23,8 @@ _INDEXING = ("__getitem__", "__setitem__")
 
 @contextmanager
 def constants_on_host() -> Iterator[None]:
-    """Do so in this thread, in the block. Nothing changes where no device captures kernels."""
+    """In the block and in this thread, make such tensors in two steps. Nothing changes where no device captures
+    kernels."""
     if not devices.has_captures():
         yield
         return

@@ -29,8 +29,8 @@ def host_arguments(read: Callable[..., Any]) -> Iterator[None]:
     thread = threading.get_ident()
     with ExitStack() as stack:
         for holder in function_holders():
-            found = {name: getattr(holder, name) for name in HOST_ARGUMENTS if hasattr(holder, name)}
-            others = {name: _reading(name, original, read, thread) for name, original in found.items()}
+            originals = {name: getattr(holder, name) for name in HOST_ARGUMENTS if hasattr(holder, name)}
+            others = {name: _reading(name, original, read, thread) for name, original in originals.items()}
             stack.enter_context(replaced(holder, others))
         yield
 

@@ -138,9 +138,9 @@ def graph_uses(note_use: Callable[[str], None], checkpoint: Callable[[], None]) 
 def gradient_reads(
     dropped: Callable[[torch.Tensor], object], watched_tensors: Collection[int]
 ) -> Iterator[list[torch.Tensor]]:  # fmt: skip
-    """The tensors whose ``grad`` code in this thread reads in the block, or that it differentiates for, of those whose
-    ``id`` is ``known``: one that the body makes is not kept alive. ``dropped(gradient)`` is called where it puts
-    another one, or none, in the place of one."""
+    """The tensors whose ``grad`` code in this thread reads in the block, or for which it computes gradients. Only
+    tensors whose ``id`` is in ``watched_tensors`` are listed, so that none that the body makes is kept alive.
+    ``dropped(gradient)`` is called where code replaces a gradient by another one or by None."""
     thread, read = threading.get_ident(), list[torch.Tensor]()
 
     def read_grad(tensor: torch.Tensor) -> Any:
@@ -160,7 +160,9 @@ def gradient_reads(
     def differentiate(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         if threading.get_ident() == thread:
-            read.extend(one for one in inputs if isinstance(one, torch.Tensor) and id(one) in watched_tensors)
+            read.extend(
+                input_ for input_ in inputs if isinstance(input_, torch.Tensor) and id(input_) in watched_tensors
+            )
         return original(outputs, inputs, *args, **kwargs)
 
     grad = property(read_grad, write_grad, _GRAD.__delete__)

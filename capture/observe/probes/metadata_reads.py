@@ -112,7 +112,7 @@ def _counting(name: str, original: Any, asked: Callable[[str, Any], Any]) -> Any
 
     def look(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if name == "set_" and (
-            len(args) + len(kwargs) > 1 or any(isinstance(one, torch.UntypedStorage) for one in args)
+            len(args) + len(kwargs) > 1 or any(isinstance(value, torch.UntypedStorage) for value in args)
         ):
             asked(name, args[0] if args else kwargs["source"])
         elif name != "set_" and (kwargs.get("storage_offset") is not None or _numbers_in(args) > 2):
@@ -124,7 +124,7 @@ def _counting(name: str, original: Any, asked: Callable[[str, Any], Any]) -> Any
 
 def _numbers_in(args: tuple[Any, ...]) -> int:
     """How many of size, stride and offset are given."""
-    return sum(one is not None and not isinstance(one, torch.Tensor) for one in args)
+    return sum(value is not None and not isinstance(value, torch.Tensor) for value in args)
 
 
 def _attributes(named: Mapping[int, torch.Tensor], asked: Callable[[str, Any], Any]) -> Any:
