@@ -124,8 +124,8 @@ def buffers_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] 
 def accumulated(
     parameters: Sequence[torch.Tensor], gradients: Gradients, buffers: Gradients, others: Iterable[Any]
 ) -> list[Any]:
-    """Adds to each buffer where there is one; gives what else becomes ``.grad``, each in memory that neither another
-    one nor a tensor among ``others`` lies on."""
+    """Add each gradient to its buffer, where there is one. Gives the tensors that become ``.grad`` otherwise, each in
+    memory that it shares with no other one and with no tensor of ``others``."""
     made: list[Any] = []
     taken = {_memory(value) for value in others if isinstance(value, torch.Tensor) and value.layout is torch.strided}
     with torch.no_grad():
@@ -149,7 +149,8 @@ def put(parameters: Sequence[torch.Tensor], made: Gradients) -> None:
 def through_autograd(
     parameters: Sequence[torch.Tensor], gradients: Gradients, *, keeps_graph: bool = False
 ) -> None:  # fmt: skip
-    """Have autograd accumulate: hooks run. ``keeps_graph``: of the gradients."""
+    """Have autograd add the gradients to ``.grad``, so that hooks run. ``keeps_graph``: keep the graph of the
+    gradients."""
     given = [(parameter, grad) for parameter, grad in zip(parameters, gradients, strict=True) if grad is not None]
     with torch.enable_grad():
         ends = [parameter.view_as(parameter) for parameter, _ in given]

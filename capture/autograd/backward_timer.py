@@ -44,7 +44,7 @@ class BackwardTimer:
         return self._begin is not None and self._end is None
 
     def stop(self) -> float | None:
-        """Measure no more. Gives the seconds, if a backward pass was seen."""
+        """Stop measuring. Gives the seconds that the backward pass took; None if none was seen."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

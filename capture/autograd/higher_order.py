@@ -120,8 +120,8 @@ def apply(order: Order, tensors: Sequence[Any], come: Sequence[torch.Tensor]) ->
 def inputs_of(
     node: Any, count: int, sources: Sequence[torch.Tensor], handles: Mapping[int, torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """Tensors that have the places in the graph of the first ``count`` inputs of a node: leaves, ``handles`` by
-    position, or some of the ``known`` ones. None for an input that needs no gradients."""
+    """Tensors at the same places in the graph as the first ``count`` inputs of a node: leaves, ``handles`` by position,
+    or some of ``sources``. None for an input that needs no gradients."""
     inputs: list[torch.Tensor | None] = []
     for position, (above, number) in enumerate(node.next_functions[:count]):
         if above is None:

@@ -20,7 +20,7 @@ _SEEDS = ("_saved_philox_seed", "_saved_philox_offset")
 
 
 def may_be_seed(tensor: torch.Tensor | None) -> bool:
-    """It has the form of a seed that a captured kernel left."""
+    """Whether it has the dtype and shape of a seed that a captured kernel left on the device."""
     return tensor is not None and not tensor.dim() and tensor.dtype is torch.int64 and tensor.device.type != "cpu"
 
 

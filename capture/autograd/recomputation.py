@@ -128,7 +128,7 @@ class Block:
 
 
 class _Enough(Exception):
-    """Raised once everything was saved."""
+    """Raised to stop a block once it has saved everything that is needed."""
 
 
 # ------------------------------------------------------------------------------------------------------------ functions
@@ -208,7 +208,7 @@ class Blocks:
         self._last_state: torch.Tensor | None = None
 
     def begin(self, hooks: Any) -> bool:
-        """A block begins."""
+        """Note that a block begins. Always True: what it saves is left to the hooks that are in force already."""
         block = checkpoints.block_of(hooks)
         self._run.append((block, _reach(block.function)))
         self.current = Block(block.function, block.args, block.stops_early, block.metadata)
@@ -376,8 +376,8 @@ class Recomputation:
         return [(generators[0], first), *states[1:]]
 
     def run(self, build: Callable[[Any], torch.Tensor], owners: Sequence[Any]) -> dict[Any, torch.Tensor]:
-        """All tensors that blocks save, by ``SavedTensor``. ``build``: gives the tensor of the call that one stands
-        for."""
+        """Run the blocks again. Gives all tensors that they save, by ``SavedTensor``. ``build``: gives the call's
+        tensor for a ``SavedTensor``."""
 
         def fill(value: Any) -> Any:
             if type(value) is Slot:

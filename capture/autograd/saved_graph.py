@@ -156,8 +156,8 @@ class Passes:
             self._running.remove(running)
 
     def current(self) -> Pass:
-        """The one that autograd, which asks, is in. It asks in the thread that began it, or in one of its own: then it
-        can only be one that it has not asked for yet."""
+        """The pass for which autograd asks now. It asks in the thread that began the pass, or in a thread of its own:
+        then it is the one pass that autograd has not asked for yet."""
         running = list(self._running)
         task = graph_task()
         if task != NO_TASK:
@@ -205,14 +205,14 @@ class SavedTensorHooks:
     def __init__(self) -> None:
         self.passes = Passes()
         self.is_marking = False
-        """What is looked for are seeds."""
+        """Whether ``unpack`` is called to find seeds of attention kernels, not for a backward pass."""
         self._saved_tensors: list[weakref.ref[SavedTensor]] = []
-        """Those of the body's run. When it is over, parts of its graph may be gone."""
+        """The ``SavedTensor``s of the body's run. After the run parts of its graph may be gone."""
         self.blocks: Blocks | None = None
-        """While the body runs: what it does under checkpoints."""
+        """While the body runs: the blocks that it runs under checkpoints."""
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
-        """What the graph keeps instead of a tensor."""
+        """Autograd saves a tensor: gives the ``SavedTensor`` that the graph keeps instead."""
         block = None if self.blocks is None else self.blocks.current
         saved_tensor = self.save(tensor, is_made_again=block is not None)
         if block is not None:
@@ -226,7 +226,7 @@ class SavedTensorHooks:
         return saved_tensor
 
     def saved_tensors(self) -> list[SavedTensor]:
-        """Those of the body's run that its graph still has."""
+        """The ``SavedTensor``s that the graph still has."""
         return [saved_tensor for one in self._saved_tensors if (saved_tensor := one()) is not None]
 
     def end_run(self) -> None:
@@ -287,7 +287,7 @@ class SavedGraph:
     """Of each of ``parameters`` that autocast casts, for all calls in a block around: what to. Its gradient is the
     cast's."""
     casts_alone: tuple[torch.dtype | None, ...] = ()
-    """The same where the casts are the body's own, as no other call of a block was seen to use them."""
+    """As ``casts``, where the casts are the body's own: no other call of a block was seen to use them."""
     used_parameters: tuple[int, ...] = ()
     """Which of ``parameters``, by position, use by use."""
     given: tuple[int, ...] = ()
@@ -313,15 +313,15 @@ class SavedGraph:
     foreign: tuple[Any, ...] = ()
     """Nodes at the graph's ends that others made, as those of parameters that could not be lent."""
     foreign_ends: tuple[str, ...] = ()
-    """What those are, for a finding."""
+    """Descriptions of the nodes in ``foreign``, for a finding."""
     paths: dict[int, str] = field(factory=dict)
     """Path of parameters and held tensors, by ``id``, where the recording follows them."""
     now_parameters: Sequence[torch.Tensor] = ()
-    """What has the places of ``parameters`` now."""
+    """The tensors that are at the places of ``parameters`` now."""
     now_held: Sequence[torch.Tensor] = ()
-    """What has those of ``held``."""
+    """The tensors that are at the places of ``held`` now."""
     now_shown: list[torch.Tensor] | None = None
-    """The same, ``detach``ed where it was saved as a view."""
+    """``now_held``, with a ``detach`` of those that were saved as views; None until it is needed."""
     deposits: bool | None = None
     """Whether nobody but ``.grad`` gets the gradients of ``now_parameters``, once that was asked."""
     branch: tuple[str, ...] | None = ()
@@ -365,7 +365,8 @@ class SavedGraph:
         return gradients + self.now_shown
 
     def parted(self, tensors: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """What autograd does not check, and what it does; of that something, as a second pass has to raise."""
+        """The tensors that autograd does not check for writes, and those that it does check. At least one is checked,
+        as a second backward pass has to raise."""
         loose = [tensor for tensor, is_checked in zip(tensors, self.checked, strict=True) if not is_checked]
         rest = [tensor for tensor, is_checked in zip(tensors, self.checked, strict=True) if is_checked]
         return loose, rest or [_NOTHING]
@@ -488,7 +489,7 @@ Grads = Sequence[torch.Tensor | None]
 
 
 def _apart(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """The same without its graph; with one to come if it had one."""
+    """The tensor without its graph; it requires gradients if it had a graph."""
     return tensor if tensor is None else tensor.detach().requires_grad_(tensor.requires_grad)
 
 
@@ -523,7 +524,7 @@ class GraphSaver:
         self.obstacle = ""
         """Why the body cannot be recorded apart from its backward pass, as far as the run showed."""
         self._pair: ForwardOutputs | None = None
-        """What is given once the program is whole. What the run saved is let go after that alone."""
+        """The outputs, once the program is complete. What the run saved is released only after that."""
         self._empty: dict[Any, torch.Tensor] = {}
         self._left: list[Change] | None = None
         """What the body left in Python state that is part of a graph, once that was looked for."""
@@ -532,9 +533,9 @@ class GraphSaver:
         self._cast: dict[tuple[Any, int], torch.Tensor] = {}
         """Leaves that autocast cast, in a block around the call, by the cast's place in the graph."""
         self._casts: dict[tuple[Any, int], torch.Tensor] = {}
-        """The same, if the graph ends at the casts, as other calls of the block use them."""
+        """As ``_cast``, if the graph ends at the casts because other calls of the block use them."""
         self._hooks: list[tuple[Any, SeveralUses]] = []
-        """Of nodes, to be put there."""
+        """Nodes, and the hooks that they get."""
 
     def run(self, values: tuple[Any, ...], empty: dict[Any, torch.Tensor]) -> ForwardOutputs:
         """``empty``: by dtype and device, what aliases become afterwards, so that the graph keeps no memory alive."""
@@ -645,7 +646,8 @@ class GraphSaver:
         return wanted, [(self._lent.get(id(tensor), (tensor, tensor))[1], tensor, edge) for tensor, edge in rest]
 
     def _cast_to(self, edge: GradientEdge) -> torch.dtype | None:
-        """An end of the graph is a cast that calls in the block around share: what to."""
+        """The dtype to which autocast casts this end of the graph, where calls of the block share the cast; else
+        None."""
         leaf = self._casts.get((edge.node, edge.output_nr))
         return None if leaf is None else autocast.low_precision(leaf.device.type)
 

@@ -34,14 +34,14 @@ _PENDING, _RECORD, _EAGER = "pending", "record", "eager "
 
 
 class RankedFunction(Protocol):
-    """What is asked of a captured function."""
+    """The attributes of a captured function that are used here."""
 
     annotation: Annotation
     is_backward: bool
 
 
 class RankedEntry(Protocol):
-    """What is asked of an entry: one key of the function."""
+    """The attributes of an entry (one key of the function) that are used here."""
 
     partners: frozenset[int]
 
@@ -55,9 +55,9 @@ class _Turn:
     """The last exchange of a captured function."""
 
     ordinal: int
-    """Among functions of one name, in the order of their first exchange."""
+    """Number of this function among those of the same name, in the order of their first exchange."""
     sent: int = -1
-    """Collectives of the default group until then."""
+    """Number of collectives of the default group before that exchange; -1: none was noted."""
     number: int = 0
     """Exchanges since the default group sent something."""
 
@@ -139,7 +139,7 @@ def _begin(captured: RankedFunction, entry: RankedEntry) -> Exchange:
 
 
 def _occasion(captured: RankedFunction) -> tuple[Any, ...]:
-    """The same in all ranks that are in this call. Keys may differ, as a body may name its rank."""
+    """A name for this call that all ranks in it have. Their keys may differ, as a body may name its rank."""
     function = f"{captured.annotation.function} {'backward' if captured.is_backward else ''}"
     turn = _turns.get(captured)
     if turn is None:

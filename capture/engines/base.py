@@ -149,7 +149,7 @@ class Refusal:
     lasting: bool = True
     """It follows from the body: no other recording of it can be bound either."""
     environment: bool = False
-    """It follows from the process: none of its recordings can be bound."""
+    """No recording of this process can be bound to other addresses."""
     paths: tuple[str, ...] = ()
     """The tensors it is about; empty: all that moved."""
 
@@ -194,7 +194,7 @@ class Found:
     """What the host read at a break, in one call."""
 
     text: str
-    """See ``Facts.reads``."""
+    """The value as text, as in ``Facts.reads``."""
     made: Sequence[Any] = ()
     """What the operator returned, for the recording that goes on."""
     value: Any = None
@@ -290,7 +290,8 @@ class SegmentedRecording(Recording, Protocol):
         """Keep what its segments change before the last break, and the caller can see."""
 
     def segment(self, number: int) -> Callable[[Sequence[Any]], None]:
-        """Run it. The first segment copies inputs in, the last one copies mutated ones back."""
+        """The function that runs one segment. The first segment copies inputs in, the last one copies mutated ones
+        back."""
 
     def meet(self, number: int, leaves: Sequence[Any]) -> Found:
         """Do at a break what the host did there."""
@@ -327,7 +328,7 @@ class Recorded:
     parts: tuple[tuple[Literal["create", "instantiate"], float, int], ...] = ()
     """Parts of the work that have an event of their own: kind, milliseconds, bytes."""
     stopped: bool = False
-    """The engine itself stopped the body."""
+    """The engine stopped the body by an exception of its own."""
     followed: Literal["no", "yes", "unsuited", "differs"] = "no"
     """The run was expected to be what a watched run was, on state outside of the pool. ``unsuited``, ``differs``: there
     is no recording, and the caller asks for one without expectations; only ``differs`` says something of the body."""
@@ -392,7 +393,8 @@ class Pool(Protocol):
         """The blocks of a run without a recording that are still used."""
 
     def before_eager(self) -> Callable[[], None] | None:
-        """To be called before eager code runs on the stream that recordings are made on. It outlives the pool."""
+        """A function to call before eager code runs on the stream that recordings are made on; it outlives the pool.
+        None where nothing has to be done."""
 
 
 Number = float | int
@@ -419,10 +421,11 @@ class LiftedNumbers(Protocol):
     used: tuple[int, ...]
     """Which of the numbers that were ``given`` operators get. Only these are put, in this order."""
     powers: frozenset[int]
-    """Those of them that are exponents, for some of which there are kernels: whole ones are none."""
+    """Positions in ``used`` of numbers that are exponents. Some exponents have kernels of their own, so whole numbers
+    are not put there."""
 
     def takes(self, values: Sequence[Number]) -> bool:
-        """They can be put."""
+        """Whether ``put`` can set these numbers."""
 
     def put(self, values: Sequence[Number]) -> bool:
         """Set them for the next replay. False if that failed: the recording may have any of them then."""
@@ -443,9 +446,9 @@ class Backend(Protocol):
     breaks_at_reads: bool
     """Bodies in which the host reads values can be recorded."""
     runs_islands: bool
-    """So can those that call functions which run eagerly in every replay."""
+    """Bodies with islands can be recorded."""
     lifts_numbers: bool
-    """``lift`` may find something."""
+    """Whether ``lift`` may succeed."""
     owns_in_place: bool
     """``Recording.make_owned`` has outputs written where their callers have them, and no more in the pool."""
 
@@ -462,7 +465,8 @@ class Backend(Protocol):
     def lift(
         self, one: Recording, other: Recording, numbers: NumbersToLift
     ) -> LiftedNumbers | str:  # fmt: skip
-        """Have the ``other`` one run with any numbers, if both differ in nothing but these. Else why it cannot."""
+        """If both recordings differ in nothing but these numbers, have ``other`` run with any numbers. Else a text that
+        says why it cannot."""
 
     def in_capture(self) -> bool:
         """Somebody else captures what this thread does now: a call becomes part of that capture."""

@@ -69,7 +69,7 @@ _known: weakref.WeakValueDictionary[tuple[int, Places], Any] = weakref.WeakValue
 
 
 def places_of(storages: Iterable[torch.UntypedStorage]) -> Places:
-    """Address and bytes of each."""
+    """Address and size in bytes of each storage."""
     return tuple([(storage.data_ptr(), storage.nbytes()) for storage in storages])
 
 
@@ -94,10 +94,10 @@ class Undo:
 
     _whole: KeptMemory | None = None
     _contents: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = field(factory=dict)
-    """By address, of what was kept later."""
+    """Storages and copies that were kept one by one, by address."""
     _states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
     _held: list[Any] = field(factory=list)
-    """An island may have its owner let go of what is to be put back."""
+    """Keeps the storages alive: an island may drop the last other reference to one."""
 
     @property
     def is_empty(self) -> bool:
@@ -124,11 +124,11 @@ class Undo:
         self._states += [(generator, generator.get_state()) for generator in generators if id(generator) not in drawn]
 
     def keep_only(self, addresses: Set[int]) -> None:
-        """The storages elsewhere were not written."""
+        """Forget the copies of storages at other addresses: they were not written."""
         self._contents = {address: kept for address, kept in self._contents.items() if address in addresses}
 
     def put_back(self) -> None:
-        """Nothing of what ran has happened."""
+        """Put everything back, as if nothing of the recording had run."""
         if self._whole is not None:
             with torch.no_grad():
                 self._whole.put_back()

@@ -76,7 +76,7 @@ class GraphInfo:
         return map_arg(node.args, self.values.get), map_arg(node.kwargs, self.values.get)
 
     def is_mask(self, node: Node) -> bool:
-        """A tensor that chooses elements by its values."""
+        """Whether the node's result is a tensor that chooses elements by its values (bool or uint8)."""
         value, name = self.values.get(node), _function_name(node)
         if isinstance(value, torch.Tensor):
             return value.dtype in (torch.bool, torch.uint8)
@@ -239,7 +239,7 @@ def _device(device: torch.device) -> str:
 
 
 def _is_view(node: Node, info: GraphInfo) -> bool:
-    """Runs nothing on a device, as far as is known without running it."""
+    """Whether the node runs nothing on a device, as far as that is known without running it."""
     name, operators = _function_name(node), _candidates(node)
     if node.op == "call_module":
         return not node.users  # such as the checks of an exported module

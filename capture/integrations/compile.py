@@ -245,7 +245,7 @@ def _placeholders(graph: Graph) -> list[torch.fx.Node]:
 
 
 def _on_memory_of(graph: Graph, nodes: Sequence[torch.fx.Node]) -> list[str]:
-    """Names of the nodes that are, or view, these."""
+    """Names of these nodes, and of nodes that are views of them."""
     values = {node: private.value_of(node) for node in graph.graph.nodes}
     storages = {node: one.untyped_storage() for node, one in values.items() if isinstance(one, torch.Tensor)}
     wanted = {id(storages[node]) for node in nodes if node in storages}

@@ -67,9 +67,9 @@ class CapturedGraph:
 
     module: Graph
     pieces: tuple[Piece, ...]
-    """In the order in which they run."""
+    """The pieces, in the order in which they run."""
     findings: tuple[Finding, ...] = ()
-    """One where no piece can be captured."""
+    """One finding where no piece can be captured; else empty."""
     _run: Callable[..., Any] = field(kw_only=True)
 
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
@@ -169,7 +169,8 @@ def _finding(title: str, rest: Partition, fallback: str | None) -> Finding:
 def _assembled(
     gm: Graph, title: str, cut: Sequence[Partition], static: frozenset[str], options: dict[str, Any]
 ) -> CapturedGraph:
-    """Each run a function, and the module with a ``forward`` that calls them."""
+    """The module with a ``forward`` that calls the pieces, each a function that is captured where a recording can hold
+    it."""
     split, results = _split(gm, {node: number for number, run in enumerate(cut) for node in run.nodes})
     pieces: list[Piece] = []
     functions: dict[str, Callable[..., Any]] = {}

@@ -129,7 +129,7 @@ class _Part:
 
     @classmethod
     def of(cls, given: _Target) -> _Part:
-        """Capture it."""
+        """The part for a target, with its callable captured."""
         made = capture(given.target)
         run = made.forward if isinstance(made, torch.nn.Module) else made
         stand_ins: dict[int, torch.Tensor] = {}

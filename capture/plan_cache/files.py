@@ -67,7 +67,7 @@ def _check(status: os.stat_result, *, shipped: bool) -> None:
 
 
 def _is_ours(found: os.stat_result) -> bool:
-    """Only this user, or the administrator, can have written it."""
+    """Whether only this user, or the administrator, can have written the file."""
     if not hasattr(os, "geteuid"):
         return True
     return found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

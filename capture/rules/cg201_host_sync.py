@@ -32,9 +32,9 @@ def step(x):
 gradient.
 
 ## Known gaps
-A read by an extension through a raw pointer is not seen. A number that is only logged counts like one that decides,
-unless it is read last and the body does no more than return it, alone or in a tuple, list or dict: ``item()`` in the
-captured function itself.
+A read by an extension through a raw pointer is not seen. A number that the body only returns, keeps
+(`losses.append(loss.item())`) or adds to a number is read anew in each replay and not compared. A number that goes into
+a text, such as a line of a log, counts like one that decides.
 """
 
 from __future__ import annotations

@@ -182,9 +182,10 @@ class _Walk(Commit):
         native.committed(recording.segment(number), (leaves,), bool)
 
     def _run_island(self, call: IslandCall, node: Node, *, keeps: bool) -> Found | None:
-        """None: what it did no recording holds. What it keeps of the pool is nobody else's from now on, and what the
-        body may have read before it, and it changed, is put back until the body has come to it. ``keeps``: more
-        segments follow after which the call may stop."""
+        """Run an island. Gives what to look for at its break; None where no recording can hold what the island did.
+        Memory of the pool that the island keeps is taken out of the pool. Python state that the island changed and the
+        body may have read before it is put back, until the body itself comes to the island. ``keeps``: more segments
+        follow after which the call may stop."""
         tree, lent = self.tree, [(block, hold(storage)) for block, storage in call.lent]
         count, put_off = len(self.islands), list[BaseException]()
         before = tree.recording
@@ -238,7 +239,7 @@ class _Walk(Commit):
         return self.stopped
 
     def _keep_outcomes(self) -> None:
-        """What islands wrote is written by others from now on."""
+        """Copy what islands wrote into their outcomes: other code may write that memory from now on."""
         self.islands[:] = [island.with_contents() for island in self.islands]
 
     def _put_back(self) -> None:
@@ -299,7 +300,8 @@ def _other(node: Node, tree: Tree, reads: Reads, leaves: list[Leaf]) -> tuple[No
 
 
 def fits(node: Node, tree: Tree) -> bool:
-    """The memory that this recording relies on is as it has to be."""
+    """Whether this recording may run as far as memory is concerned: what has to be dead is dead, and nobody uses memory
+    that it writes."""
     return (not node.dead_before or node.may_run()) and node.recording is not None and tree.is_clear(node)
 
 

@@ -215,7 +215,7 @@ class PaddedCall:
     captured: Captured
     size: Size
     call: Call
-    """The caller's own."""
+    """The caller's own call, without padding."""
     tensors: list[torch.Tensor]
     """The tensors of the call that are padded."""
     values: Values
@@ -230,12 +230,13 @@ class PaddedCall:
         return cls(captured, size, captured.call(values, leaves), size.tensors(values), size.pad(values))
 
     def refusal(self, kind: Any, path: str = "", detail: str = "") -> BucketRefusal:
-        """Why it is not padded; None if it is."""
+        """Why this call is not padded."""
         assert self.captured.annotation.buckets is not None
         return refusal_of(self.size, self.captured.annotation.buckets, kind, path, detail)
 
     def fits(self, entry: Entry, node: Node, tree: Tree, learned: Sequence[Move]) -> PaddedNode | BucketRefusal:
-        """A recording may serve it, as far as can be told without a comparison."""
+        """The recording with what is known of it, if it may serve this call as far as that can be told without a
+        comparison; else why not."""
         self.proof = proof_of(self.tensors, entry)
         refusal = node.proofs.get(self.proof)
         if isinstance(refusal, BucketRefusal) and not node.reads:
@@ -265,7 +266,7 @@ class PaddedNode:
     learned: Sequence[Move]
     """Addresses that it follows only since this call."""
     is_pure: bool
-    """The body changes nothing."""
+    """The body changes nothing outside of it, so it may run after the replay."""
     given: tuple[Any, ...] = ()
     """The result of the padded replay, where it has run."""
 

@@ -88,7 +88,7 @@ class Pad:
     name: str
     """Its name in messages."""
     widths: tuple[int, ...]
-    """Of all dimensions, as ``torch.nn.functional.pad`` takes them: the last one first."""
+    """How much is added to all dimensions, in the form of ``torch.nn.functional.pad``: the last dimension first."""
     counts: tuple[tuple[int, int], ...]
     """Dimensions and how many entries are added."""
     fill: Any
@@ -175,7 +175,7 @@ class Way:
     paths: Paths
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """For a call with these tensors, which are to be padded."""
+        """Whether this way may serve a call with these tensors, which are to be padded."""
         if self.count.is_due or self.entry.nodes != self.nodes or not self.holds(*tensors):
             return False
         if self.begins is not None and self.begins != tuple([tensor.data_ptr() & 63 for tensor in tensors]):
@@ -200,7 +200,7 @@ class Size:
     """Calls whose tensors have these shapes."""
 
     sizes: tuple[int | None, ...]
-    """By symbol."""
+    """Size of each symbol; None where it is not padded."""
     padded: tuple[int | None, ...]
     pads: tuple[Pad, ...]
     """Empty: these are sizes that are recorded, or such as are not padded at all."""
@@ -210,7 +210,7 @@ class Size:
     """Calls to come that are not padded, as padding them failed."""
     _last_rest: int = 0
     counts: dict[Proof, Count] = field(factory=dict)
-    """By what a comparison holds for."""
+    """Counts of padded calls, by what a comparison holds for."""
 
     def is_proven(self) -> None:
         """A padded call gave what the body gives."""
@@ -283,7 +283,7 @@ class Sizes:
 
     @classmethod
     def of(cls, buckets: Buckets, binder: Binder) -> Sizes:
-        """Of a function with these parameters."""
+        """The sizes of a function with these buckets and parameters; empty at first."""
         places = []
         for argument in buckets.arguments:
             root, _, below = argument.path.partition(".")
@@ -296,7 +296,7 @@ class Sizes:
         return cls(buckets, tuple(places))
 
     def size_of(self, values: Values) -> Size:
-        """Of one call."""
+        """The ``Size`` of a call with these values."""
         tensors = [place.tensor(values) if place.path is not None else values[place.at] for place in self._places]
         key = tuple([getattr(tensor, "shape", None) for tensor in tensors])
         size = self._known.get(key)
@@ -347,7 +347,7 @@ class Sizes:
         self._known.clear()
 
     def clear(self) -> None:
-        """All recordings are gone."""
+        """Forget all comparisons and fast ways: all recordings are gone."""
         for size in list(self._known.values()):
             size.ways.clear()
 
@@ -366,7 +366,7 @@ class Sizes:
         return Size(tuple(sizes), tuple(padded), tuple(pads))
 
     def sizes_of(self, tensors: Sequence[Any]) -> list[int | None] | None:
-        """By symbol; None where dimensions that go together do not agree."""
+        """Size of each symbol in these tensors; None where dimensions that share a symbol have different sizes."""
         sizes: list[int | None] = [None] * len(self.buckets.symbols)
         for place, tensor in zip(self._places, tensors, strict=True):
             if type(tensor) not in pytree.TENSOR_TYPES or tensor.layout is not torch.strided:

@@ -70,7 +70,7 @@ _SAVED = 0.5  # share of an eager call that a replay saves
 
 @define(eq=False)
 class Spent:
-    """Efforts since replays came last."""
+    """Efforts since the last replay, by kind, and the milliseconds they took."""
 
     observations: int = 0
     recordings: int = 0
@@ -80,7 +80,7 @@ class Spent:
 
 @frozen
 class Account:
-    """What one budget did by itself."""
+    """Totals of one budget, without what it inherited."""
 
     calls: int
     replays: int
@@ -100,7 +100,7 @@ class Budget:
     debt: float = 0.0
     spent: Spent = field(factory=Spent)
     gave_up: bool = False
-    """No effort is allowed now."""
+    """The function gave up: no effort is allowed except after a rest."""
     resting: int = 0
     """Calls to come that go straight to the body."""
     keys: deque[Any] = field(factory=lambda: deque(maxlen=_KEYS))
@@ -120,7 +120,7 @@ class Budget:
     """What replays paid since the last effort."""
     _paid_in_all: float = 0.0
     _inherited: Account = Account(calls=0, replays=0, efforts=0.0, ms=0.0, paid=0.0)
-    """What others before it did."""
+    """Totals of the budgets that it inherited from (``Lives``)."""
     _earned: float = 0.0
     _calm: float = 0.0
     _until_rest: int = CALM
@@ -135,7 +135,7 @@ class Budget:
     _tried: OrderedDict[int, int] = field(factory=OrderedDict)
     """Keys that efforts were made for, and how many."""
     _due: dict[int, int] = field(factory=dict)
-    """How often each of them has come when it may have settled."""
+    """For keys in ``_tried``: the number of calls at which the key may be tried again, as it may have settled."""
     _failed: OrderedDict[int, None] = field(factory=OrderedDict)
     """Keys of which a recording was dropped or could not be made."""
 
@@ -150,7 +150,7 @@ class Budget:
         self.resting = rests if self.may_rest else 0
 
     def account(self) -> Account:
-        """What it did itself."""
+        """Its totals, without what it inherited."""
         self._pay()
         made, others = self.counters, self._inherited
         return Account(

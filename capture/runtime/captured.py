@@ -118,10 +118,10 @@ class Captured:
     is_backward: bool = False
     """It is the backward pass of another one."""
     deposits: Callable[[Sequence[int]], Sequence[torch.Tensor]] | None = None
-    """As in ``OutputPlan``."""
+    """Gives the tensors whose ``grad`` the caller sets from the leaves at these positions: ``OutputPlan.deposits``."""
     make_call: Callable[..., Call] = Call
     lives: Lives = field(factory=Lives)
-    """What others with the same code left behind."""
+    """What earlier states with the same code cost: see ``Lives``."""
     number: int = field(factory=lambda: next(_numbers), init=False)
     log: Log = field(default=Factory(lambda self: Log(self.annotation.function), takes_self=True))
     findings: dict[tuple[str, str | None], Finding] = field(factory=dict)
@@ -143,7 +143,7 @@ class Captured:
     warnings: int = field(default=0, init=False)
     """Warnings given, at most ``MOST_WARNINGS``."""
     is_told: bool = field(default=False, init=False)
-    """The user was warned of a reason for eager calls."""
+    """A warning was given that says why calls are eager."""
     replacements: Replacements = field(factory=Replacements, init=False)
     optimizers: Optimizers = field(factory=Optimizers, init=False)
     unreached: Unreached = field(factory=Unreached, init=False)
@@ -166,9 +166,9 @@ class Captured:
     deaths_seen: int = field(default=0, init=False)
     """How many objects in keys had died when families were last searched for them."""
     trial: Trial | None = field(default=None, init=False)
-    """Calls like the last one run the body, to be measured."""
+    """Set while calls like the last one run the body, so that it is timed."""
     is_chained: bool = field(default=False, init=False)
-    """Captured functions read results of it in the pool."""
+    """Other captured functions take its results as inputs in the pool."""
     range_name: str = field(init=False)
     """The name of its replays in a profiler's trace."""
     straight: Callable[..., Any] = field(init=False)
@@ -214,7 +214,8 @@ class Captured:
         return self.binder.values(*args, **kwargs)
 
     def _defaults_changed(self) -> bool:
-        """They were replaced after decoration, or changed in place, as those of names can be."""
+        """Default values were replaced after decoration, or changed in place, which is possible for keyword-only
+        ones."""
         (defaults, named), now = self._defaults, self.function.__kwdefaults__
         if defaults is not self.function.__defaults__ or not (named and now):
             return defaults is not self.function.__defaults__ or bool(named) is not bool(now)
@@ -311,7 +312,7 @@ class Captured:
         self.lifted.clear()
 
     def end(self) -> None:
-        """Its object is gone, or its function."""
+        """Its object or function was collected: drop everything, and note what it cost in ``lives``."""
         self.lives.end(self.budget)
         self.retire()
 

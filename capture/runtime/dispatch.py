@@ -146,7 +146,8 @@ def _by_answers(captured: Captured, values: Values) -> Any:
 
 
 def _straight(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Nothing is gained by looking at this call. Fast paths were tried before, where it names no arguments."""
+    """Run the body at once: the budget says that this call is not looked at. Fast paths were tried before, unless the
+    call gives arguments by name."""
     counters = captured.log.counters
     captured.budget.resting -= 1
     counters.body_runs += 1
@@ -404,7 +405,7 @@ def _overlapping(captured: Captured, entry: Entry, values: Values, leaves: list[
 
 def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern) -> Reply:
     """No recording fits: make one, within the limit."""
-    if tree.lingering:  # nobody else has those gradients yet; an eager run may change that
+    if tree.lingering:  # so far only their parameters hold those gradients; an eager run may change that
         tree.let_go()
     if entry.region is not None and entry.region.has_to_wait():
         return done(run_beside_threads(captured, bound, entry.region))
@@ -571,7 +572,7 @@ class _GoesOn:
 
     @property
     def attach(self) -> Callable[..., Any] | None:
-        """Makes what C replayed the call's result."""
+        """A function that makes the call's result of what C replayed; None where nothing has to be done."""
         return None if self.entry.region is None else self.entry.region.attach
 
     def replay(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
@@ -607,7 +608,7 @@ class _GoesOn:
         return finish(stopped.result, leaves)
 
     def tell(self, errors: list[BaseException]) -> None:
-        """A replay came to its end, and this came in between."""
+        """Report exceptions that came in the middle of a replay, which was completed all the same."""
         tell(self.captured, errors)
 
     def raised(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf], error: BaseException) -> Any:

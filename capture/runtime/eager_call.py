@@ -82,9 +82,9 @@ def body_in_place(captured: Captured, values: Values, entry: Entry, leaves: list
 
 
 def run_on_trial(captured: Captured, trial: Trial, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The body in the place of a replay, with nothing before it: what a call goes through makes a body up to twice as
-    slow as it is in a loop of its own. Nearly all that is to be noted is noted at the end, as it would slow the next
-    one down."""
+    """Run and time the body in place of a replay, with nothing before it: the steps of an ordinary call make a small
+    body up to twice as slow as in a loop of its own. Nearly everything is counted when the trial ends, as counting
+    would slow the next call down."""
     counters, function = captured.log.counters, captured.body()
     clock = trial.clock
     begin = clock()

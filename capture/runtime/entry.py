@@ -66,7 +66,7 @@ class TrainingRegion(Protocol):
         """Stop measuring: it is known whether replays pay."""
 
     def entries(self) -> list[Entry]:
-        """Those of all backward passes."""
+        """The entries of all backward passes."""
 
     def retire(self) -> None:
         """The forward pass was forgotten."""
@@ -158,7 +158,7 @@ class Entry:
     asked: int = 0
     """Calls since ``asked_since`` for which there was no place for a recording."""
     asked_since: int = 0
-    """Recordings that had run in the process by then."""
+    """The process's count of replays when ``asked`` began to count."""
     overlapping: Entry | None = None
     """For calls with an argument that shares memory with Python state, where either is written."""
     backend: Backend | None = None
@@ -166,7 +166,7 @@ class Entry:
     """Ranks that took part when this rank told the others of a run for this key."""
     family: Family | None = field(default=None, repr=False)
     form: tuple[Any, ...] = ()
-    """See ``Family``: of the call it was made for."""
+    """The form (``Family``) of the call that it was made for."""
     region: TrainingRegion | None = None
     """If the results need gradients: what is recorded is the forward pass then."""
     forward: Entry | None = None
@@ -226,7 +226,7 @@ class Entry:
         return list(found.items())
 
     def known_facts(self) -> list[Facts]:
-        """Of all branches that runs took so far."""
+        """The facts of all branches that runs took so far."""
         known = self.known_branches()
         return [branch.facts for _, branch in known]
 
@@ -236,14 +236,14 @@ class Entry:
         return any(self.branches) or (self.facts is not None and bool(self.facts.reads))
 
     def plans(self) -> list[CapturePlan]:
-        """Those of all branches."""
+        """The plans of all branches."""
         own = [self.plan] if self.plan is not None else []
         current = self.facts.reads if self.facts is not None else None
         others = [one.plan for reads, one in self.branches.items() if reads != current and one.plan is not None]
         return own + others
 
     def advance(self, phase: Phase) -> None:
-        """Come to another phase, or stay. Only dispatch may say so."""
+        """Set the phase. Called by ``phases.enter`` alone."""
         self.phase = phase
 
     def compared(self, facts: Facts, lines: Sequence[Any]) -> Facts:
@@ -332,7 +332,7 @@ class Family:
         return self.reads_form is False
 
     def form(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """That of a call."""
+        """The form of a call: alignments and strides of its leaves that may choose a kernel."""
         return _form_unseen(self, leaves) if self.has_subclasses else _form(self, leaves)
 
     def find(self, pattern: tuple[Any, ...], leaves: Sequence[Any]) -> Entry | None:

@@ -48,7 +48,7 @@ class GoesOn(Protocol):
 
     @property
     def attach(self) -> Callable[[Any, list[Leaf], Node], Any] | None:
-        """Makes what C replayed the call's result; None where it is that."""
+        """A function that makes the call's result of what C replayed; None where that is the result already."""
 
     def replay(self, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         """Run a recording that was found to fit."""
@@ -71,9 +71,9 @@ class Shortcuts:
     def __init__(self) -> None:
         self._paths: Any = native.FastPaths(MISS)
         self.straight: Callable[..., Any] = self._paths
-        """Takes a call's positional arguments before anything is known of them."""
+        """The function to try first: it takes a call's positional arguments as given."""
         self._by_shapes: dict[tuple[torch.Size, ...], list[tuple[int, int, Any]]] = {}
-        """With the number of the entry, and ``id`` of the trees that the path keeps."""
+        """By shapes of the tensors: number of the entry, ``id`` of the trees that the path uses, and the path."""
         self._added = 0
 
     @property
@@ -153,7 +153,7 @@ class Shortcuts:
                 self._by_shapes.pop(shapes, None)
 
     def clear(self) -> None:
-        """Forget all: entries were dropped."""
+        """Forget all paths: entries were dropped."""
         self._paths.clear()
         self._added = 0
         self._by_shapes.clear()
@@ -237,7 +237,7 @@ def _key_guards(captured: Captured, count: int) -> list[Guard]:
 
 
 def _part_guard(read: Callable[[], Any], path: str, *, limit: int | None = SMALL) -> Guard:
-    """What is read has the same part of the key."""
+    """A guard that a value still has the same part of the key. ``read`` gives the value."""
     part = part_of(read(), limit=limit)
     return call_guard(lambda: part_of(read(), limit=limit) == part, True, path)
 

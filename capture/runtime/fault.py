@@ -48,7 +48,7 @@ def tell(captured: Captured, error: BaseException) -> None:
 
 
 def log(captured: Captured, error: BaseException) -> None:
-    """Note it, and print the traceback if it is the first of its kind."""
+    """Write an error to the log; with its traceback, if it is the first of its kind."""
     found = describe(error)
     text = f"{found.kind} at {found.place}: {found.message}"
     captured.log.add("error", text)

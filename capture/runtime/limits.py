@@ -54,7 +54,8 @@ WAITS = "another thread runs, which may use the parameters while they are lent t
 
 
 def run_beside_threads(captured: Captured, bound: Call, region: TrainingRegion) -> Any:
-    """What other threads would see in a run that is watched or recorded now is another tensor than theirs."""
+    """Run eagerly, and say so: in a watched or recorded run parameters are exchanged for others, which other threads
+    would see."""
     if region.waits is None:
         obstacle = GradientObstacle(path=None, reason=WAITS)
         facts = captured.bare_facts(gradients=region.uses, gradient_obstacles=(obstacle,))

@@ -30,19 +30,20 @@ _NONE = Account(calls=0, replays=0, efforts=0.0, ms=0.0, paid=0.0)
 
 @define(eq=False)
 class Lives:
-    """Of one piece of code: what its states that ended leave to those that come. Not under a lock, as ``Budget``."""
+    """For one piece of code: what its states cost that have ended, which new states inherit. Not under a lock, as
+    ``Budget``."""
 
     debt: float = 0.0
     """Efforts that led to no replay."""
     ended: int = 0
     """States that were called and ended, since replays came last."""
     spent: Spent = field(factory=Spent)
-    """Theirs."""
+    """Efforts of the states in ``ended``."""
     gave_up: bool = False
     is_told: bool = False
-    """The user knows."""
+    """The user was told that the code gave up."""
     annotated: Any = None
-    """What its last function was decorated with, for others that are decorated alike."""
+    """Annotation and binder of the last function with this code, to be used again for the next one."""
     _account: Account = _NONE
     _passing: int = 0
     """Calls to come, or objects, that are not looked at."""
@@ -80,7 +81,8 @@ class Lives:
             budget.inherit(debt=self.debt, others=self._account, rests=rests)
 
     def passes(self) -> bool:
-        """A call of an object that is not known yet is not looked at. The first one is, as it tells the user."""
+        """Whether to run a call of a new object without looking at it. Counts the calls. The first call is looked at,
+        as it has to tell the user."""
         if not (self.gave_up and self.is_told):
             return False
         if self._passing > 0:
@@ -90,7 +92,7 @@ class Lives:
         return False
 
     def owe_most(self, budget: Budget) -> bool:
-        """It is for them that a state with this budget gave up."""
+        """Whether a state with this budget gave up mostly for what earlier states cost."""
         return self.debt >= budget.most / 2
 
     @property
@@ -99,7 +101,7 @@ class Lives:
         return self.gave_up and not self.is_told
 
     def start_anew(self) -> None:
-        """Nothing counts that was before."""
+        """Forget all costs so far."""
         self.debt, self.ended, self.spent, self._account = 0.0, 0, Spent(), _NONE
         self.gave_up, self.is_told, self._passing, self._rest = False, False, 0, FIRST_REST
 
@@ -108,7 +110,7 @@ _lives: weakref.WeakKeyDictionary[CodeType, Lives] = weakref.WeakKeyDictionary()
 
 
 def lives_of(code: CodeType | None) -> Lives:
-    """Of this code; what has none shares with nobody."""
+    """The record for this code object; a new one for None."""
     if code is None:
         return Lives()
     found = _lives.get(code)
@@ -116,6 +118,6 @@ def lives_of(code: CodeType | None) -> Lives:
 
 
 def forget() -> None:
-    """Of all code: as in a new process."""
+    """Forget the costs of all code, as in a new process."""
     for one in list(_lives.values()):
         one.start_anew()

@@ -46,7 +46,7 @@ class Formula:
     operands: tuple[Any, ...]
 
     def value(self, numbers: Sequence[Number]) -> Number:
-        """What Python computes. Raises what Python does."""
+        """The number that Python computes. Raises what the operation raises."""
         if not self.operation:
             own: Number = numbers[self.operands[0]]
             return own
@@ -74,7 +74,7 @@ class Question:
     text: str
 
     def answer(self, numbers: Sequence[Number]) -> Any:
-        """For these numbers of a call. Raises what Python does."""
+        """The answer for these numbers of a call. Raises what the operation raises."""
         return _ASKING[self.operation](*[_value_of(operand, numbers) for operand in self.operands])
 
 
@@ -97,14 +97,14 @@ def _key(operand: Any) -> Any:
 
 @define(eq=False)
 class Noting:
-    """What one run does with its numbers."""
+    """Notes what one run does with its numbers."""
 
     is_read: bool = False
     formulas: dict[Any, Formula] = field(factory=dict)
     asks: bool = False
-    """Comparisons are questions."""
+    """Comparisons are kept as questions; else they count as reads."""
     questions: dict[Question, Any] = field(factory=dict)
-    """With their answers, in the order in which they came."""
+    """Questions with their answers, in the order in which they were asked."""
 
     def noted(self, value: Number, formula: Formula) -> Any:
         """The number, to be given to the body."""
@@ -117,7 +117,7 @@ class Noting:
         return number
 
     def begin(self, numbers: Sequence[Number]) -> list[Any]:
-        """Those of the call."""
+        """The numbers of the call, each as one that notes its uses."""
         return [self.noted(value, Formula("", (at,))) for at, value in enumerate(numbers)]
 
     def computed(self, operation: str, operands: Sequence[Any]) -> Any:

@@ -272,13 +272,13 @@ def _numbers_in(parts: Sequence[Any], others: Sequence[Any]) -> list[int]:
 
 
 def is_number(part: Any) -> bool:
-    """The key has it for a plain number that may vary."""
+    """Whether this part of a key is that of a plain number which may vary."""
     is_one = type(part) is tuple and len(part) == 2 and part[0] in (float, int)
     return is_one and may_vary(number_of(part))
 
 
 def number_of(part: Any) -> Number:
-    """The number of such a part."""
+    """The number that this part of a key stands for."""
     kind, value = part
     number: Number = float.fromhex(value) if kind is float else value
     return number
@@ -331,7 +331,7 @@ class Lifted:
         return self.numbers_of(own)
 
     def numbers_of(self, own: Sequence[Number]) -> list[Number] | None:
-        """The same for these numbers of a call."""
+        """What operators get for these numbers of a call; None where Python cannot compute it."""
         used = self.numbers.used
         try:
             call_numbers = own if self._is_plain else [self.watched.formulas[at].value(own) for at in used]
@@ -382,13 +382,13 @@ class Lifted:
         return result
 
     def values_now(self) -> Values | None:
-        """See ``under_way``."""
+        """The caller's values in the call by the fast way that is under way; None outside of one."""
         return self.under_way
 
 
 @define(eq=False)
 class NumberComparison(Comparison):
-    """A replay with other numbers beside the body."""
+    """Compares a replay with other numbers with the body."""
 
     lifted: Lifted = field(kw_only=True)
     numbers: Sequence[Number] = field(kw_only=True)

@@ -188,7 +188,7 @@ def _read_padded(captured: Captured, padded: PaddedCall, fit: PaddedNode) -> Any
 
 
 def _replay_padded(captured: Captured, padded: PaddedCall, fit: PaddedNode, trim: Trim, outer: BodyRun) -> Any:
-    """The call."""
+    """Replay a padded call as the caller's call, and trim its result."""
     outer.replayed, inner = True, BodyRun()
     try:
         where = captured, fit.node, fit.tree, padded.values, padded.leaves, inner

@@ -1,11 +1,11 @@
 """Payoff: whether replays of a recording are faster than its body.
 
 They are not where the body is short, or where a replay goes through Python. After ``AFTER`` replays ``BODIES`` calls
-run the body in their place, and of each the second shortest is compared. Where that is close, both are taken in turn
-again, up to ``ROUNDS`` times, and the shortest of all are compared: caches, clock rates and other programs change
-within a second, and what is close costs little while it is found out.
-What the CPU engine does is done by the calling thread, so its **own time** counts there: another program that has the
-processor meanwhile decides nothing. Where a device works, the host waits for it, and the time of the clock counts.
+run the body in their place, and of each the second shortest is compared. Where the two are close, both are measured
+again in turn, up to ``ROUNDS`` rounds, and the second shortest of all rounds is compared: caches, clock rates and other
+programs change within a second, and where the times are close, measuring for longer costs little.
+The calling thread does all work of the CPU engine, so there its **own time** counts: another program that has the
+processor meanwhile changes nothing. Where a GPU works, the host waits for it, and the time of the clock counts.
 A fast path serves so many replays, and then leads to the body until that was measured. Where one recording is in use,
 and nothing follows on it, the bodies run with nothing before them (``Trial``): what a call goes through takes the code
 of a small body out of the processor's caches, which makes it up to twice as slow as in a loop of its own.
@@ -28,24 +28,24 @@ from capture.key.signature import Leaf
 AFTER = 12
 """Replays before the body is measured."""
 SAMPLES = 5
-"""Replays, of those that were timed, from which on a comparison says something."""
+"""So many timed replays are needed at least to compare."""
 BODIES = 10
 """Runs of the body that are measured: Python runs code that is new for some eight times before it is at its fastest."""
 ROUNDS = 3
-"""Of so many replays and bodies in turn, at most."""
+"""How often replays and bodies are measured in turn, at most."""
 CLEAR = 0.7, 1.5
-"""A replay that takes less, or more, than these parts of the body's time: one round tells."""
+"""Where a replay takes less than the first, or more than the second, times the body's time, one round is enough."""
 _SHARE, _LEAST = 0.02, 5e-6  # a replay may take this share more than the body, or so many seconds
 _AROUND = 3e-6  # seconds that a call takes besides its replay
 
 clock = time.perf_counter
-"""Seconds."""
+"""The wall clock, in seconds."""
 own_time = time.thread_time
-"""Seconds that this thread ran. To ask takes a microsecond, so only what is measured is."""
+"""The seconds that this thread ran. A reading takes a microsecond, so it is for trials only."""
 
 
 def clock_of(entry: Any) -> Callable[[], float]:
-    """What tells how long calls of this entry take."""
+    """The clock that measures calls of this entry: the wall's for a GPU, the thread's own else."""
     return clock if entry.backend is None or entry.backend.has_own_memory else own_time
 
 
@@ -56,7 +56,7 @@ class TimedPath(Protocol):
     """Replays until it is closed, all of which are timed; -1: it is open, and one of many is."""
 
     def own_times(self) -> list[int]:
-        """Nanoseconds of the calling thread's own time, of the last ones that were on trial."""
+        """The nanoseconds of the thread's own time that each of the last replays on trial took."""
 
 
 def _samples() -> deque[float]:
@@ -65,7 +65,7 @@ def _samples() -> deque[float]:
 
 @define(eq=False)
 class Payoff:
-    """Of one entry. All times are in seconds, of all rounds so far."""
+    """The times of replays and body of one entry, in seconds, of all rounds so far."""
 
     replays: deque[float] = field(factory=_samples)
     bodies: list[float] = field(factory=list)
@@ -74,29 +74,30 @@ class Payoff:
     paths: list[tuple[TimedPath, int]] = field(factory=list)
     """Fast paths on trial, and how many replays each may serve in this round."""
     rounds: int = 0
-    """That ended."""
+    """How many rounds of measurements ended."""
     is_decided: bool = False
-    """Nothing more is to be measured, or can be."""
+    """Whether nothing more has to be measured, or can be."""
     _noted: int = 0
 
     @property
     def number(self) -> int:
-        """Of replays in this round."""
+        """How many replays were timed in this round."""
         return self._noted + sum(most - path.left for path, most in self.paths)
 
     @property
     def wanted(self) -> int:
-        """Runs of the body that are still to be measured in this round. The last one's backward pass is to come."""
+        """How many runs of the body still have to be measured in this round, one more with backward passes."""
         return BODIES * (self.rounds + 1) + bool(self.backward_replays) - len(self.bodies)
 
     @property
     def is_open(self) -> bool:
-        """More is to be measured."""
+        """Whether more has to be measured."""
         return not self.is_decided
 
     @property
     def wants_body(self) -> bool:
-        """This call is to run the body: as the next ones, so that its code is at hand as in a loop without replays."""
+        """Whether this call has to run the body. Several calls in a row do, so that its code is in the caches as it
+        is in a loop without replays."""
         return not self.is_decided and self.number >= AFTER
 
     def try_out(self, path: TimedPath) -> None:
@@ -105,13 +106,13 @@ class Payoff:
         self.paths.append((path, path.left))
 
     def note_replay(self, seconds: float) -> None:
-        """A replay took this long."""
+        """Note how long a replay took, in seconds."""
         self._noted += 1
         if self.is_open:
             self.replays.append(seconds)
 
     def note_body(self, seconds: float) -> None:
-        """A run of the body did."""
+        """Note how long a run of the body took, in seconds."""
         self.bodies.append(seconds)
         if self.is_open and self.wanted <= 0:
             self._end_round()
@@ -157,7 +158,7 @@ class Payoff:
 
     @property
     def _is_known(self) -> bool:
-        """Enough was measured."""
+        """Whether enough was measured to compare."""
         passes = not self.backward_replays or len(self.backward_bodies) >= SAMPLES // 2
         return passes and len(self.replays) >= SAMPLES
 
@@ -191,7 +192,7 @@ class Trial:
     _any_number: bool = False
     """Calls with other numbers are such calls, too."""
     bodies: list[float] = field(factory=list)
-    """Seconds."""
+    """Seconds that each run of the body took."""
     clock: Callable[[], float] = clock
     _shapes: Any = None
 

@@ -29,7 +29,7 @@ def enter(captured: Captured, entry: Entry, phase: Phase) -> None:
 
 
 def give_up_slow(captured: Captured, entry: Entry, tree: Tree) -> None:
-    """Its replays are slower than the body: calls run eagerly, and are looked at again rarely."""
+    """Have calls run eagerly, as replays of this entry are slower than the body. They are looked at again rarely."""
     timing, left = entry.payoff, entry.plain or entry  # of a forward pass, what stands for all calls again
     names, where = captured.optimizers.names_of_islands(), captured.annotation.defined_at
     recorded = [node.recording for node in entry.nodes if node.recording is not None]

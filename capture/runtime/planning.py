@@ -144,7 +144,7 @@ def observe(captured: Captured, entry: Entry, call: Call) -> Observed:
 
 
 def observe_undone(captured: Captured, entry: Entry, call: Call) -> Observed:
-    """The same without a trace, for this rank alone."""
+    """As ``observe``, but the run is undone and other ranks are not asked."""
     watched, described = watch_undone(captured, call)
     _note_memory(entry, watched)
     return Observed(watched, described, _compared(captured, entry, watched, described))

@@ -273,7 +273,7 @@ def distrust(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move]
 
 
 def _settle(node: Node, moves: Sequence[Move], leaves: Sequence[Any]) -> None:
-    """From now on these tensors, at these addresses, are the right ones."""
+    """Have the guards expect these tensors at these addresses from now on."""
     node.statics.update({move.path: move.tensor for move in moves if move.was is not None})
     if node.program is not None:
         node.program.follow(node.statics)

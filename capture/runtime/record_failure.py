@@ -131,7 +131,7 @@ def refused(
 
 
 def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, *, undo: bool) -> Reply:
-    """The body raised, or was stopped. As `refused`."""
+    """As `refused`, where the body raised or was stopped, so that there are no facts."""
     watched = recorded.watched
     error = watched.error if watched is not None else None
     if recorded.executed or (error is not None and is_interrupt(error) and not recorded.stopped):
@@ -256,7 +256,7 @@ def _settle_effects(call: Call, watched: ObservedRun) -> None:
 
 
 def _of_caller(source: Source, roots: dict[str, Any]) -> Source:
-    """The same place below the caller's own arguments."""
+    """The place that corresponds to this one below the caller's own arguments."""
     *below, root = source.chain()
     if root.kind != "root" or not below or root.path not in roots or roots[root.path] is root.holder:
         return source

@@ -56,7 +56,7 @@ class Replacements:
     """The replacements of one captured function."""
 
     latest: Sequence[tuple[InputPlace, Callable[[], Any]]] = ()
-    """Those that the last watched run found."""
+    """Places, with the objects that the last watched run found there."""
     _places: dict[tuple[int, Any], _Place] = field(factory=dict)
 
     def compare(self, objects: Iterable[tuple[InputPlace, Callable[[], Any]]], call: int) -> None:

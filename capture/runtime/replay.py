@@ -63,7 +63,8 @@ class Commit:
         self.begin_state = torch.default_generator.get_state() if follows else None
 
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...], run: BodyRun | None) -> Any:
-        """Have the recording run, and finish. ``run``: takes the place of the body's, where the call has one."""
+        """Have the recording run, and finish. ``run``: the call's ``BodyRun``, if it has one, which notes the replay in
+        place of the body."""
         if run is not None:
             run.replayed = True
         try:
@@ -98,7 +99,7 @@ class Commit:
             capture_lock.release()
 
     def give_up(self) -> None:
-        """The call ends here: with what its operators did so far."""
+        """End the call here: what its operators did so far stays."""
 
     def was_stopped(self) -> bool:
         """One of the body's operators raised."""
@@ -107,7 +108,7 @@ class Commit:
         return self.has_stopped
 
     def tell(self, errors: list[BaseException]) -> None:
-        """The call is complete, and this exception came meanwhile."""
+        """Report exceptions that came while the call was completed."""
         tell(self.captured, errors)
 
     def finish(self, ended: bool) -> Any:
@@ -157,8 +158,9 @@ def replay(
     captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], run: BodyRun | None, *,
     resumes: bool = True,
 ) -> Any:  # fmt: skip
-    """Run it, and stand on its node. ``run``: takes the place of the body's, where the call has one. ``resumes``: the
-    body goes on with these values where an operator raises."""
+    """Run the recording of a node, and have the path end in that node. ``run``: the call's ``BodyRun``, if it has one,
+    which notes the replay in place of the body. ``resumes``: if an operator raises, the body goes on from there with
+    these values."""
     recording = node.recording
     assert recording is not None
     commit = Commit(captured, node, tree, values, leaves)

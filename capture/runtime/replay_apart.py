@@ -28,18 +28,18 @@ class GoesOnApart:
 
     @property
     def attach(self) -> Callable[..., Any] | None:
-        """Makes what C replayed the call's result."""
+        """A function that makes the call's result of what C replayed; None where nothing has to be done."""
         trim = self.trim
         return None if trim is None else lambda result, leaves, node: trim(result)
 
     def replay(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
-        """The same in Python."""
+        """Run a recording that was found to fit."""
         own = self.own_values()
         result = replay(self.captured, node, tree, values if own is None else own, leaves, None)
         return result if self.trim is None else self.trim(result)
 
     def tell(self, errors: list[BaseException]) -> None:
-        """A replay came to its end, and this came in between."""
+        """Report exceptions that came in the middle of a replay, which was completed all the same."""
         tell(self.captured, errors)
 
     def raised(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf], error: BaseException) -> Any:

@@ -50,7 +50,7 @@ def cuts_steps(captured: Captured, entry: Entry, tree: Tree, facts: Facts, *, wa
 def after_move(
     captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree, reply: Reply
 ) -> Reply:  # fmt: skip
-    """A recording is no more what its state asks for."""
+    """Go on with a call after ``rebind`` looked at a recording whose state had moved or changed."""
     if reply.verdict is Verdict.OBSERVE:
         if not tells_apart(captured, entry, node.guard.places):
             changed = key_difference.changed_state(captured, node, leaves)

@@ -67,7 +67,7 @@ class RegionCall(Call):
 
     region: Region
     program: SavedGraph | None = None
-    """Of the body's last run."""
+    """What the gradients of the body's last run are computed with."""
     keeps_program: bool = True
 
     @override
@@ -166,9 +166,9 @@ class Region:
         self._recorded: weakref.WeakKeyDictionary[Pool, dict[Any, SavedGraph]] = weakref.WeakKeyDictionary()
         """By form, one whose body was recorded in that pool: autograd runs a node on the stream it was made on."""
         self._forms: set[Any] = set()
-        """All of these."""
+        """The forms of all programs."""
         self._backwards: dict[Any, _Backward] = {}
-        """By form, and whether it accumulates."""
+        """Backward passes, by form of the program and whether they accumulate."""
         self._retired = False
 
     def run(self, call: Call, values: tuple[Any, ...]) -> ForwardOutputs:
@@ -192,7 +192,7 @@ class Region:
         return self._lends and others_may_run()
 
     def _note_obstacle(self, reason: str) -> None:
-        """Calls to come are eager."""
+        """Have calls to come run eagerly, for this reason."""
         if self.obstacle is None:
             self.obstacle = GradientObstacle(path=None, reason=reason, where=source_location.user_location())
             self._captured.fast_paths.clear()
@@ -369,7 +369,7 @@ class Region:
         return tree_for(self._backend).pool
 
     def entries(self) -> list[Entry]:
-        """Of all backward passes."""
+        """The entries of all backward passes."""
         return [entry for backward in list(self._backwards.values()) for entry in backward.captured.entries()]
 
     def retire(self) -> None:
@@ -448,7 +448,7 @@ class _Backward:
     def __init__(self, forward: Captured, program: SavedGraph, *, accumulates: bool) -> None:
         self._accumulates, self.was_called = accumulates, False
         self.communicates = False
-        """A run was seen to."""
+        """A run of the backward pass was seen to use collectives."""
         self._programs = weakref.WeakKeyDictionary[Worker, weakref.ref[SavedGraph]]()
         """The program whose backward pass a thread runs now, or ran last. On accelerators autograd's threads run it,
         and the thread that they work for asks which one it was. A program that was not recorded ends with its call: its
@@ -519,7 +519,7 @@ _NO_HANDLES: Mapping[int, torch.Tensor] = {}
 
 
 def _nothing() -> None:
-    """No graph of gradients is alive."""
+    """Gives None: no graph of gradients is alive."""
 
 
 class Frame:
@@ -562,7 +562,7 @@ class Frame:
         self.owners: Sequence[Any] = ()
         """Objects that blocks under checkpoints need."""
         self.states: Sequence[tuple[torch.Generator, torch.Tensor]] = ()
-        """What those draw from."""
+        """Generators, and the states from which those blocks draw."""
         self.was_run = False
         self.stream: int | None = None
         """The one of the forward pass, on which autograd runs the backward pass, too; None: nobody asks."""
@@ -591,7 +591,7 @@ class Frame:
             return _run_plainly(self._program, self._all(tensors), grads, None, at_home=False)
 
     def _with_graph(self, node: Any, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
-        """The same as part of the caller's graph: gradients of it may be asked for."""
+        """As ``gradients``, as part of the caller's graph, so that gradients of the gradients can be asked for."""
         program, count = self._program, len(self._program.wanted)
         self._region.note_higher_order()
         saved = tensors[len(self.inner) :]
@@ -630,7 +630,7 @@ class Frame:
         return (*self._program.in_order(tensors), *self.owners) if self._program.again.blocks else tensors
 
     def of_order(self, tensors: Sequence[Any], orders: Sequence[Any], **asked: bool) -> Sequence[Any]:
-        """As ``higher_order.Body``."""
+        """See ``higher_order.Body.gradients_of_order``."""
         with (
             acting_for(self._forward_thread) as is_there,
             _no_capture(at_home=is_there),

@@ -50,7 +50,7 @@ class Reply:
     body_first: bool = False
     """With ``refuted``: the body runs before the plan is replaced; eager's own error, if there is one, comes first."""
     interrupt: BaseException | None = None
-    """With ``EAGER``: to be raised once the body ran."""
+    """With ``EAGER``: an interrupt to raise after the body ran."""
     learned: Sequence[Move] = ()
     """With ``REPLAY``: what the recording follows only since this call. It is compared with eager first."""
 

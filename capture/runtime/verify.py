@@ -180,7 +180,7 @@ def _names(values: Results, different: list[int]) -> str:
 
 
 class NoMemoryError(Exception):
-    """There is not enough memory for the copies to compare."""
+    """There is not enough memory for the copies that a comparison needs."""
 
 
 class _Stopped(Exception):

@@ -55,7 +55,7 @@ def observe_call(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> A
 
 
 def is_own(error: BaseException) -> bool:
-    """The body of this thread's call raised it."""
+    """Whether the body of this thread's call raised this error."""
     run = body_run.current()
     return run is not None and run.error is error
 

@@ -47,7 +47,7 @@ class Lifetime:
 
 @frozen(eq=False)
 class Memory:
-    """What is known of addresses."""
+    """Tells what memory an address lies in."""
 
     parts: Sequence[Span]
     """The recording's own memory: begin and end of each part of it."""

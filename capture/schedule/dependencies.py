@@ -32,7 +32,7 @@ class Node:
     writes: tuple[Span, ...] = ()
     """Ranges that it writes, or reads and writes."""
     is_barrier: bool = False
-    """It is not known what memory it touches."""
+    """Which memory it touches is not known, so it comes after all nodes before it and before all after it."""
 
 
 @frozen

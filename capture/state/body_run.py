@@ -31,7 +31,8 @@ class BodyRun:
     leaves: Any = ()
     """The leaves of the call, once they are known."""
     made: tuple[int, Callable[[Any, Sequence[Any]], Any]] | None = None
-    """Which run gives no result of the call by itself, and what makes one, of what it gave and the call's leaves."""
+    """Set where a run's result is not yet the call's: the number of that run, and a function of its result and the
+    call's leaves that makes the call's result."""
     begun: float = 0.0
     """When the call began, in seconds."""
 
@@ -45,7 +46,7 @@ class BodyRun:
         self.has_ended, self.result = True, result
 
     def will_make(self, make: Callable[[Any, Sequence[Any]], Any]) -> None:
-        """The next run's result is to be made a result of the call."""
+        """The next run's result has to go through ``make`` to become the result of the call."""
         self.made = self.runs + 1, make
 
     @property

@@ -41,8 +41,8 @@ class Call:
     watched: Any = None
     """The ``ObservedRun`` of the call's present or last run."""
     put_out: Callable[[], None] | None = None
-    """Writes what the run wrote so far into the caller's tensors, where the run works on copies. May be called more
-    than once."""
+    """Copies what the run has written so far to the caller's tensors, where the run works on copies of them. May be
+    called more than once."""
     code: CodeRun | None = None
     """The code that the body ran in earlier calls, for runs in which it is not noted."""
     optimizers: Optimizers = field(factory=Optimizers)
@@ -73,11 +73,12 @@ class Call:
         return place
 
     def whole(self, result: Any) -> Any:
-        """The result of that run, put together anew, with everything that belongs to it."""
+        """The result of ``run``, put together again with everything that belongs to it, such as tensors for the
+        backward pass."""
         return result
 
     def run_plainly(self, values: tuple[Any, ...] | None = None) -> Any:
-        """Run the body without any of this."""
+        """Run the body alone, not as the forward pass of a region."""
         function = self.function if self.receiver is None else types.MethodType(self.function, self.receiver)
         values = self.values if values is None else values
         run = body_run.current()
@@ -175,7 +176,7 @@ class Call:
         return ()
 
     def unseen_functions(self) -> Sequence[types.FunctionType]:
-        """Functions that look such methods up and that are not noted as they run."""
+        """Functions that look up methods of ``classes`` and that are not noted when they run."""
         return ()
 
     def opaque_leaves(self) -> list[OpaqueLeaf]:
@@ -190,7 +191,7 @@ class Call:
 
     @staticmethod
     def _is_known(leaf: Any) -> bool:
-        """Its class is opened, or it is read where it is."""
+        """Objects of its class are opened, or ``static=`` says that it is read where it is."""
         return type(leaf) in objects.opened or objects.is_state(leaf)
 
     def unkeyable(self, reason: str) -> OpaqueLeaf:

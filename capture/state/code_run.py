@@ -27,7 +27,8 @@ _RUN_OPERATORS = ("capture.engines.", "capture.observe.dispatch_mode")
 _ISLANDS = "capture.observe.islands"
 """Runs functions that are not recorded: what they read is left out."""
 _ONCE = ("linecache",)
-"""Reads a file of source text the first time that some line of it is to be shown, as in each stack that torch notes."""
+"""Modules whose code does something once in a process: ``linecache`` reads a source file when the first line of it is
+shown, as in each stack that torch notes."""
 _kinds: dict[str | None, int] = {}
 _MOST_KINDS = 100_000
 
@@ -58,7 +59,7 @@ class CodeRun:
     """What C functions left behind, and the place that was noted for it, with the code and the line that called them
     first."""
     below: set[types.CodeType] = field(factory=set)
-    """Of the code of one run, what only operators ran that are written in Python."""
+    """Code of one run that ran only inside operators that are written in Python."""
     is_complete: bool = True
     """False where some code may have run unseen."""
 

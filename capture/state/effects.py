@@ -38,7 +38,7 @@ class UsesOfNames:
     """Users' code looks up names that are not constants."""
 
     def is_read(self, name: Any, packages: Iterable[str]) -> bool:
-        """It is read by code that may look it up in objects of these packages."""
+        """Something depends on the value, in code that may look the name up in objects of these packages."""
         return any(name in self.read.get(one, ()) for one in {"", *packages})
 
     def only_counted(self) -> frozenset[str]:

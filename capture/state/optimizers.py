@@ -70,7 +70,7 @@ class _Steps:
 
     settings: tuple[Any, ...]
     of_call: tuple[str, ...] = ()
-    """Settings that are arguments of the call, in effect."""
+    """Settings that each call takes as they are then, like arguments, so that they are not in the key."""
     reads: tuple[str, ...] = ()
     scalars: tuple[Any, ...] = ()
     sequence: tuple[Any, ...] = ()
@@ -113,19 +113,20 @@ class Optimizers:
         self._found: list[weakref.ref[torch.optim.Optimizer]] = []
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._modules: list[weakref.ref[torch.nn.Module]] = []
-        """Each stands for all its submodules, too."""
+        """Modules whose training flags are in the key, with all their submodules."""
         self.has_looked = False
-        """Python state was searched for optimizers."""
+        """Whether Python state was searched for optimizers."""
         self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Steps] = weakref.WeakKeyDictionary()
         """The steps of the last run."""
         self._islands: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._schedules: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
-        """What gives optimizers other settings. Where an optimizer's step is an island, so is that of its schedule."""
+        """Learning-rate schedules that took a step. Where an optimizer's step is an island, so is that of its
+        schedule."""
         self._refused: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Optimizers whose steps cannot be islands."""
         self._unsteady: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stopped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        """Whose steps the last run did not come to an end of."""
+        """Optimizers whose step had begun and not ended when the last run stopped."""
         self._lifted: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[tuple[int, str]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -333,7 +334,7 @@ class Optimizers:
                 yield f"{name} of {f'param_groups[{number}]' if several else type(one).__name__}", value
 
     def _settings_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, str, Any]]:
-        """Those that are part of the key."""
+        """The settings of one optimizer that are part of the key: number of the group, name, value."""
         lifted = self._lifted.get(optimizer, ())
         return [one for one in _settings_of(optimizer) if one[:2] not in lifted]
 
@@ -380,7 +381,7 @@ def reach_of_step(
 
 
 def is_stand_in(value: Any) -> bool:
-    """It stands for the step of an optimizer while a body is watched."""
+    """Whether this replaces an optimizer's ``step`` while a body is watched."""
     return isinstance(value, types.FunctionType) and value in _stand_ins
 
 
@@ -397,8 +398,8 @@ def _numbers(settings: Iterable[tuple[int, str, Any]]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _through(stepping: Stepping, island: Callable[..., Any]) -> Iterator[None]:
-    """An attribute of the object stands for its method meanwhile, but while that runs. A schedule puts one there, too,
-    which is called then."""
+    """In the block, an attribute of the object replaces its method ``step``, except while ``step`` itself runs. A
+    schedule may have put such an attribute there already; that one is called then."""
     attributes, thread, method = vars(stepping), threading.get_ident(), stepping.step
     step_before = attributes.get("step", MISSING)
     is_open = True

@@ -79,7 +79,8 @@ class Snapshot:
     rebuilt: set[str] = field(factory=set)
     """Paths at which the body put an equal container or value; filled by ``changes``."""
     dropped: set[str] = field(factory=set)
-    """Those of containers whose members the body changed before. Replays do not, so nobody else may have them."""
+    """Of these, paths of containers whose members the body changed before it replaced them. A replay does not change
+    the old container, so nobody else may hold it."""
 
     def owners(self, storage: torch.UntypedStorage) -> list[tuple[Source, torch.Tensor]]:
         """Places that hold a tensor on this storage."""

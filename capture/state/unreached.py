@@ -31,7 +31,7 @@ _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, fun
 
 
 class Unreached:
-    """What one captured function was seen to run in this way."""
+    """Functions that one captured function was seen to run, and that nothing it names leads to."""
 
     def __init__(self) -> None:
         self._looked_for: set[types.CodeType] = set()
@@ -50,7 +50,7 @@ class Unreached:
         return [(root.holder(), root.path) for root in self.roots()]
 
     def roots(self) -> list[Source]:
-        """The same for a walk over state: no arguments, which each call has anew."""
+        """The roots of a walk over these functions' state. Arguments are not among them: each call has new ones."""
         there = [(get, name) for get, name in self._found if get() is not None]
         return [Source("call", get, None, f"{name}#{at}") for at, (get, name) in enumerate(there)]
 
@@ -138,7 +138,8 @@ class Unreached:
 
 
 def _may_keep_state(code: types.CodeType, scopes: Iterable[dict[str, Any]]) -> bool:
-    """In cells, a receiver, or globals. Code of ``eval`` and of classes is no function's."""
+    """Whether a function with this code may keep state: in cells, a receiver, or globals. Code of ``eval`` and of class
+    bodies belongs to no function."""
     if not code.co_flags & inspect.CO_OPTIMIZED:
         return False
     named = [scope.get(name) for scope in scopes for name in globals_in(code)]
@@ -217,12 +218,12 @@ def _functions_in(value: Any) -> Iterator[types.FunctionType]:
 
 
 def _keeps_state(method: types.FunctionType) -> bool:
-    """In cells, beside the class that ``super()`` needs, or in defaults."""
+    """Whether it keeps state in cells (apart from the class that ``super()`` needs) or in defaults."""
     return bool({*method.__code__.co_freevars} - {"__class__"} or method.__defaults__ or method.__kwdefaults__)
 
 
 def _with_inner(codes: Iterable[types.CodeType]) -> set[types.CodeType]:
-    """These, and all code that is written in them."""
+    """These code objects, and all code that is nested in them."""
     found = list(codes)
     for code in found:
         found += [constant for constant in code.co_consts if type(constant) is types.CodeType]
@@ -238,7 +239,7 @@ def _all_classes() -> list[type]:
 
 
 def _objects_of(kind: type) -> list[Any]:
-    """Of the class, and of classes below."""
+    """The objects of the class and of its subclasses that the collector knows."""
     below = {kind: None}
     for one in below.copy():
         below |= dict.fromkeys(type.__subclasses__(one))

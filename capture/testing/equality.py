@@ -101,7 +101,7 @@ class _TensorValue:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _TensorValue:
-        """A copy."""
+        """The tensor as it is now, with a copy of its values."""
         info = tensor_meta.tensor_info(tensor)
         dense = tensor.detach()
         if tensor.layout is not torch.strided:
@@ -109,7 +109,7 @@ class _TensorValue:
         return cls(str(info), tensor.requires_grad, info.stride, dense.clone())
 
     def difference(self, replayed: _TensorValue) -> str | None:
-        """In what the other one, captured, differs from this one, eager."""
+        """How the captured tensor ``replayed`` differs from this one, the eager tensor; None where it does not."""
         if self.info != replayed.info:
             return f"{replayed.info}, eager {self.info}"
         if self.stride != replayed.stride:
@@ -274,7 +274,7 @@ def _counts() -> dict[int, dict[str, int]]:
 
 
 def _risen(before: dict[int, dict[str, int]]) -> dict[str, int]:
-    """By how much the counters of all functions that still live rose together."""
+    """By how much each counter rose since ``before``, summed over all functions that are still alive."""
     now = _counts()
     return {name: sum(now[one][name] - before.get(one, {}).get(name, 0) for one in now) for name in _KINDS}
 
@@ -284,7 +284,7 @@ class _Start:
     """All that the calls can reach, as it was before the first."""
 
     before: list[Snapshot]
-    """One a call."""
+    """One snapshot for each call."""
     tensors: list[tuple[torch.Tensor, torch.Tensor, bool, bool]]
     """Each tensor, one on the same memory, whether it needs gradients, whether it has a graph."""
     contents: list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
@@ -294,7 +294,7 @@ class _Start:
 
     @classmethod
     def take(cls, before: list[Snapshot]) -> _Start:
-        """Note it."""
+        """Note everything as it is now."""
         owners = [owner for snapshot in before for owned in snapshot.tensors.values() for owner in owned]
         tensors = {id(tensor): tensor for _, tensor in owners}
         storages = {id(storage): storage for snapshot in before for storage in snapshot.storages}
@@ -311,7 +311,7 @@ class _Start:
         )
 
     def put_back(self) -> None:
-        """Make it so again."""
+        """Put everything back as it was."""
         for before in self.before:
             diff.restore(before, diff.changes(before))
         with torch.no_grad():

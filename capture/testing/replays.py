@@ -130,7 +130,7 @@ class _EagerFunction:
     findings: dict[tuple[str, str | None], Finding] = field(factory=dict)
 
     def add(self, event: Event) -> None:
-        """One more event."""
+        """Add an event."""
         if event.detail not in self.reasons:
             self.reasons.append(event.detail)
         for state in all_states():

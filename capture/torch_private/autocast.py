@@ -23,7 +23,7 @@ from typing_extensions import override
 from capture.torch_private import devices
 from capture.torch_private.autograd import is_leaf_node, name_of
 
-_GRAD_FN: Any = torch._C.TensorBase.grad_fn  # not as a watch has it for bodies
+_GRAD_FN: Any = torch._C.TensorBase.grad_fn  # torch's own: while a body is watched, a wrapper is in its place
 
 
 class _Cast(weakref.ref[torch.Tensor]):
@@ -39,7 +39,7 @@ class _Cast(weakref.ref[torch.Tensor]):
 
 
 _kept: dict[Any, dict[Any, Any]] = {}
-"""By the cast that lives as long: what is kept. C takes it out."""
+"""What is kept, by the cast that lives as long as autocast's cache. C code removes an entry when the cast dies."""
 _local = threading.local()
 
 
@@ -132,7 +132,8 @@ def _weight(device_type: str) -> torch.Tensor:
 
 
 def cast_of(node: Any) -> tuple[Any, torch.dtype] | None:
-    """Of a node that casts a leaf: the leaf's node, and what to. Without the names no weight counts as cast."""
+    """For a node that casts a leaf: the leaf's node, and the dtype that it is cast to; None for any other node. Without
+    torch's names for that no weight counts as cast."""
     if name_of(node) != "ToCopyBackward0":
         return None
     above = node.next_functions[0][0]

@@ -35,11 +35,11 @@ keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_grap
 """The backward pass under way was asked for with ``retain_graph=True``. False where torch does not tell: what compiled
 code writes into would then be seen by a second pass."""
 TELLS_KEEP_GRAPH = keeps_graph is not _graph_is_freed
-"""torch tells. Else autograd alone knows when what a pass needs may go."""
+"""Whether torch has this function. Else only autograd knows when the tensors that a pass needs may be freed."""
 
 
 def nodes_above(ends: Sequence[torch.Tensor], left_out: Iterable[Any] = ()) -> Iterator[Any]:
-    """The nodes of a graph from these tensors on, without the ``known`` ones and what only they lead to."""
+    """The nodes of the graph behind these tensors, without those in ``left_out`` and what only these lead to."""
     seen = {None, *left_out}
     stack: list[Any] = [tensor.grad_fn for tensor in ends]
     while stack:

@@ -119,7 +119,7 @@ raw_use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: 
 
 
 def use_count(tensor: torch.Tensor) -> int:
-    """The same as a method call, which is faster for one."""
+    """As ``raw_use_count``, by a method call, which is faster for one tensor."""
     return int(tensor._use_count())  # type: ignore[attr-defined]
 
 
@@ -230,7 +230,7 @@ def only_default_device_modes() -> bool:
 
 
 NO_TASK = -1
-"""No run of autograd."""
+"""What ``graph_task`` gives outside of a run of autograd."""
 
 
 def _no_task() -> int:

@@ -32,18 +32,18 @@ RUN_ONCE_ERROR = (
 
 
 class Block(NamedTuple):
-    """What is run again."""
+    """A block under a checkpoint, as it is run again."""
 
     function: types.FunctionType
     """Takes ``args``. The user's function and all else are in its cells."""
     args: tuple[Any, ...]
     stops_early: bool
-    """As soon as all was saved that the first run saved."""
+    """The second run ends as soon as it has saved all that the first run saved."""
     metadata: Callable[[torch.Tensor], Any] | None
-    """Of a tensor, what has to be the same in both runs."""
+    """Gives the metadata of a saved tensor that have to be the same in both runs; None: nothing is compared."""
 
 
-_GRAD_FN: Any = torch._C.TensorBase.grad_fn  # not as a watch has it for bodies
+_GRAD_FN: Any = torch._C.TensorBase.grad_fn  # torch's own: while a body is watched, a wrapper is in its place
 
 
 def is_asking() -> bool:
@@ -62,12 +62,13 @@ def is_asking() -> bool:
 
 
 def _module() -> Any:
-    """None where nobody imported it."""
+    """The module ``torch.utils.checkpoint``; None where nobody imported it."""
     return sys.modules.get("torch.utils.checkpoint")
 
 
 def _hook_class() -> Any:
-    """None also where it is another."""
+    """The class of the hooks that a checkpoint sets; None where the module is not imported or this torch has another
+    class."""
     return getattr(_module(), "_checkpoint_hook", None)
 
 
@@ -105,7 +106,7 @@ def state_of(function: types.FunctionType) -> torch.Tensor:
 
 
 def device_states_of(function: types.FunctionType) -> list[torch.Tensor]:
-    """The same of the generators of accelerators."""
+    """The states that the generators of accelerators had as the block began."""
     try:
         found: list[torch.Tensor] = _in_closure(function, _DEVICE_STATES)
     except ValueError:  # no accelerator was in use, or a torch that has none
@@ -114,7 +115,7 @@ def device_states_of(function: types.FunctionType) -> list[torch.Tensor]:
 
 
 def keep_no_state(function: types.FunctionType) -> None:
-    """Have it draw from generators as they are."""
+    """Have the block draw from generators as they are, and not set them first."""
     names, cells = function.__code__.co_freevars, function.__closure__
     assert cells is not None
     cells[names.index(_STATE)].cell_contents = None

@@ -16,7 +16,7 @@ from capture.torch_private import cuda
 AUTOCAST_TYPES = ("cpu", "cuda")
 """Device types whose autocast is looked at."""
 DEFAULT_AUTOCAST_TYPE = "cuda"
-"""The one that ``torch.set_autocast_enabled(True)`` means."""
+"""The device type that ``torch.set_autocast_enabled(True)`` means."""
 ACCELERATOR_METHODS = frozenset(["cuda"])
 """Methods of a tensor that move it to the device they are named after."""
 
@@ -35,7 +35,7 @@ def autocast_depth() -> int:
 
 
 def has_captures() -> bool:
-    """Some device of this machine takes graphs of kernels."""
+    """Whether some device of this machine can record graphs of kernels."""
     return torch.backends.cuda.is_built() and torch.cuda.is_available()
 
 
@@ -46,7 +46,8 @@ def captures_kernels(device: torch.device) -> bool:
 
 
 def is_current(device: torch.device) -> bool:
-    """It is the accelerator that work without a number goes to. Starts nothing that is not in use."""
+    """Whether this is the accelerator that a device without an index means. Initialises no device that is not in
+    use."""
     return device.type == "cuda" and torch.cuda.is_initialized() and device.index == torch.cuda.current_device()
 
 
@@ -96,5 +97,6 @@ def wait_debug_mode() -> int:
 
 
 def set_wait_debug_mode(mode: int) -> None:
-    """The same from now on, in all threads."""
+    """Set what torch does where the host waits for a device, in all threads: 0, 1 or 2, as ``wait_debug_mode``
+    gives."""
     torch.cuda.set_sync_debug_mode(mode)

@@ -44,7 +44,8 @@ wait_for_work: Callable[[Any], object] | None = _work_waiter()
 
 
 def wait_for_tensor(tensor: torch.Tensor) -> None:
-    """Until a functional collective has made it. Without the operator there are no functional collectives."""
+    """Wait until a functional collective has made this tensor. Without the operator there are no functional
+    collectives, and this does nothing."""
     torch.ops._c10d_functional.wait_tensor.default(tensor)
 
 
@@ -74,7 +75,7 @@ _WITH_FACTOR = int(dist.ReduceOp.PREMUL_SUM) if _HAS_GROUPS else -1  # type: ign
 
 
 def replicas_among(modules: Sequence[torch.nn.Module]) -> list[Any]:
-    """Each ``DistributedDataParallel``."""
+    """Each ``DistributedDataParallel`` among the modules."""
     return [module for module in modules if isinstance(module, DistributedDataParallel)] if groups_exist() else []
 
 
@@ -108,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def _has_hook_of_torchs(module: Any) -> bool:
-    """One that is written in C++ and not in Python. False where torch does not tell."""
+    """Whether the module has a communication hook that is written in C++. False where torch does not tell."""
     try:
         return "BuiltinCommHook" in str(module._get_ddp_logging_data().get("comm_hook"))
     except (AttributeError, RuntimeError):

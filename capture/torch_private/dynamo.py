@@ -53,7 +53,8 @@ def around_compiling(begin: Callable[[Any], None], end: Callable[[Any], None]) -
 
 
 def graphs_compiled() -> int:
-    """By Dynamo in this process. 0 where torch does not count: a run that compiled is then one like any other."""
+    """How many graphs Dynamo has compiled in this process. 0 where torch does not count: a run that compiled is then
+    one like any other."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return int(counters.get("stats", {}).get("unique_graphs", 0))
 

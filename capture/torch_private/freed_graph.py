@@ -53,7 +53,7 @@ def _is_freed(node: Any) -> bool:
 
 
 def _is_own(node: Any) -> bool:
-    """It was put there by ``with_freed_graph``."""
+    """Whether the node was made by ``with_freed_graph``."""
     return issubclass(getattr(type(node), "_forward_cls", object), _Freed)
 
 
@@ -104,7 +104,7 @@ def _node_of(name: str) -> Any:
 
 @functools.cache
 def _anchor() -> torch.Tensor:
-    """Something that needs gradients."""
+    """A tensor that needs gradients, for the nodes made here to hang on."""
     return torch.zeros((), device="cpu", requires_grad=True)
 
 

@@ -21,7 +21,7 @@ _KEYED = frozenset({
     "is_grad_enabled", "is_inference_mode_enabled", "get_default_dtype", "get_num_threads",
     "_is_torch_function_enabled", "_get_tracing_state", "_are_functorch_transforms_active",
 })  # fmt: skip
-"""Part of every key, as the switches are."""
+"""Getters whose values are part of every key already, as those of ``switches`` are."""
 PROPERTIES_OF_TENSORS = tuple(
     name for name, one in vars(torch._C.TensorBase).items() if isinstance(one, types.GetSetDescriptorType)
 )
@@ -56,7 +56,7 @@ def asked_of_torch(names: Iterable[str]) -> Iterator[tuple[str, Callable[[], obj
             read = functools.partial(getter, *arguments) if arguments else getter
             try:
                 value = read()
-            except Exception:  # noqa: BLE001 - it takes something else
+            except Exception:  # noqa: BLE001 - it takes other arguments, so it is no getter
                 continue
             if all(isinstance(member, _PLAIN) for member in (value if isinstance(value, tuple) else (value,))):
                 yield f"torch.{name}({', '.join(map(repr, arguments))})", read, value

@@ -50,7 +50,7 @@ def resolving_conjugates() -> contextlib.AbstractContextManager[None]:
 
 
 def _without(left_out: Any) -> contextlib.AbstractContextManager[None]:
-    """Remove these keys from those that are left out."""
+    """In the block, dispatch leaves these keys out no more."""
     include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     guard: contextlib.AbstractContextManager[None] = torch._C._ForceDispatchKeyGuard(include, exclude - left_out)
     return guard
@@ -105,7 +105,8 @@ def function_holders() -> tuple[Any, ...]:
 
 
 def in_place_binding(name: str) -> Callable[..., Any] | None:
-    """The same of an operator that writes its first argument: a function or a method of torch's own, or None."""
+    """The Python binding of an operator that writes its first argument: a function or a method of torch's own, or
+    None."""
     if not name.endswith("_") or name.endswith("__"):
         return None
     method = getattr(getattr(torch._C, "TensorBase", None), name, None)  # ``Tensor`` may have another one for a while

@@ -32,7 +32,7 @@ class SetterCalls:
         self.count = 0
 
     def increment(self, *_: object) -> None:
-        """One of them was called, in any thread."""
+        """Count: one of these functions began or ended, in any thread."""
         self.count += 1
 
 

@@ -47,7 +47,7 @@ class Surroundings:
         self._grad = torch.is_grad_enabled()
 
     def note_autocast_cache(self) -> None:
-        """The same of autocast's cache, once the body's own one is gone."""
+        """Note autocast's cache as it is now, once the body's own cache is gone: it is to stay."""
         self._cache = torch.is_autocast_cache_enabled()
 
     def put_back(self, error: BaseException | None = None) -> None:

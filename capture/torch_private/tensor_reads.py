@@ -41,7 +41,7 @@ class Property:
     name: str
     read_by: str
     nanoseconds: int
-    """For one tensor, on one idle core."""
+    """Time to compare it for one tensor, on one idle core."""
 
 
 PROPERTIES = (

@@ -37,7 +37,7 @@ def warned(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[
 
 
 def _is_told() -> bool:
-    """This interpreter does as described above."""
+    """Whether this interpreter treats warnings as described above."""
     try:
         return warned(_warnings.warn, "a probe of torch-capture") == (None, True)
     except Warning:

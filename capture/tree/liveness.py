@@ -59,7 +59,7 @@ class SharedStorage:
         self.alone = 0
         """Number of C++ holders of the storage while no user has it, without the alias that is handed out again."""
         self.storage: torch.UntypedStorage | None = None
-        """The storage of ``first``."""
+        """The storage of ``first``, which all aliases share."""
 
     def forget(self) -> None:
         """Start anew with the next tensor: the memory has other users from now on, or none."""
@@ -144,7 +144,7 @@ _MEMBER, _SHARED = _probe_members(), _probe_shared()
 
 
 def _is_lone_member(member: tuple[torch.Tensor, int]) -> bool:
-    """Nobody else holds it, as far as reference counts tell; views of it are holders in C++."""
+    """Nobody else holds this tensor, as far as reference counts tell. Views of it count as holders in C++."""
     tensor, references = member
     return references <= _MEMBER + (_SHARED if use_count(tensor) > 1 else 0)
 

@@ -162,7 +162,7 @@ class Node:
                 nodes.remove(self)
 
     def see(self) -> None:
-        """The node is in its tree, and complete."""
+        """Make ``view``: the node is in its tree, and complete."""
         if self.outputs is not None:
             # of the state that the generator had before
             follows = self.program is not None and self.program.again.follows_draws
@@ -226,7 +226,7 @@ class Node:
             self.live = self.outputs.live
 
     def may_run(self) -> bool:
-        """All that was dead when this was recorded is dead now."""
+        """Whether every output that was dead when this was recorded is dead now."""
         found: bool = native.may_run(self)
         return found
 

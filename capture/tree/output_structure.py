@@ -166,7 +166,7 @@ class EffectSlot:
 
 @frozen(eq=False)
 class MembersMade:
-    """How a container's members come from those before and the new ones: see ``state.snapshot.Members``."""
+    """How the members of a container are made of its former members and new ones: see ``state.snapshot.Members``."""
 
     keys: tuple[Any, ...] | None
     recipe: tuple[int, ...]

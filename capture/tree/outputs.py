@@ -118,17 +118,18 @@ class OutputPlan:
     deposits: Callable[[Sequence[int]], Sequence[torch.Tensor]] | None = None
     """Gives the tensors whose ``grad`` the caller sets from the leaves at these positions, or nothing."""
     slots: dict[int, EffectSlot] = field(factory=dict)
-    """The places of such gradients."""
+    """The effects that set these gradients, by group."""
     others: tuple[tuple[int, ...], tuple[EffectSlot, ...]] = ((), ())
-    """Groups and effects that are not such gradients."""
+    """All other groups, and all other effects."""
     fresh: Callable[..., bool] | None = None
     """Compares metadata with that of such gradients when they were made."""
     numbers: tuple[int, ...] = ()
-    """Of all groups."""
+    """Numbers of all groups."""
     first_positions: tuple[int, ...] = ()
     """The first position of each group."""
     untouched: Any = None
-    """For the C module: those gradients, once they were found unchanged, until new ones are made."""
+    """For the C module: the gradients of the last replay, once they were found unchanged; None after new ones are
+    made."""
     fills: Callable[[Sequence[Any]], Any] | None = None
     """``fill`` for a structure of tuples and lists."""
     collect: Callable[[], None] | None = None
@@ -304,7 +305,7 @@ class OutputPlan:
         self._give_kinds(values)
 
     def _give_kinds(self, values: list[Any]) -> None:
-        """May be called again for the same values."""
+        """Make tensors of their kinds (class, gradients, attributes). May be called again for the same values."""
         for position, kind in self.kinds:
             if values[position] is not None and not kind.is_of(values[position]):
                 values[position] = kind.given_to(values[position])

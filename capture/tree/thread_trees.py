@@ -99,7 +99,7 @@ _trees = _Local()
 
 @forks.in_child
 def _disown_all() -> None:
-    """Other threads' as well: functions know their recordings."""
+    """In a forked child: leave the device memory of all threads' trees to the parent."""
     for number, tree in enumerate(_all.all()):
         _disown({str(number): tree})
     _disown(_trees.of_thread.trees)

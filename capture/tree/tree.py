@@ -92,7 +92,7 @@ class Tree:
         """The node whose replay is to replace the lingering gradients; set during the call that found them, as later
         somebody may have got hold of one."""
         self.in_place = False
-        """All gradients that the replay writes are those of the same node's last run."""
+        """The gradients that the next replay writes are exactly those that the same node wrote in its last run."""
         self.moved: dict[int, list[int]] = {}
         """By number of the entry: the recordings that were made again beside outputs of others."""
         self.mark = step.steps_begun()

@@ -39,7 +39,7 @@ class Answers(ObserveMode):
         self._stop = stop
         self._number = 0
         self._goes_on = False
-        """The operator that raised was reached."""
+        """True after the operator that raised was reached: the body goes on eagerly."""
         self._unknown: list[torch.UntypedStorage] = []
         """Storages of results that no step reads, and that the tape did not keep."""
 
@@ -152,7 +152,7 @@ class Argument:
 
 
 class _Unknown:
-    """Any other object that lies in memory."""
+    """Stands for any other object with memory."""
 
 
 UNKNOWN = _Unknown()

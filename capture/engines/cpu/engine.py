@@ -81,7 +81,7 @@ class CpuBackend:
 
     def __init__(self) -> None:
         self._proofs: dict[Any, dict[Any, list[bool]]] = {}
-        """Of forms of operators that tapes tried, by the modes that choose kernels."""
+        """What was found out about forms of operators that tapes tried, by the modes that choose kernels."""
 
     def _proofs_here(self) -> dict[Any, list[bool]] | None:
         now = here()
@@ -105,7 +105,7 @@ class CpuBackend:
     def lift(
         self, one: Recording, other: Recording, numbers: NumbersToLift
     ) -> LiftedNumbers | str:  # fmt: skip
-        """See ``lifting``."""
+        """Numbers as registers of the tape: see ``lifting``."""
         assert isinstance(one, Tape)
         assert isinstance(other, Tape)
         return lifting.lift(one, other, numbers)
@@ -601,13 +601,14 @@ class TapeRecorder(ObserveMode):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Its values are its memory, on the host."""
+    """A strided tensor on the host whose memory holds its values as they are."""
     plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
     return plain and tensor.device.type == "cpu"
 
 
 def _below_autograd(function: Callable[..., Any], *, grad: bool) -> Callable[..., Any]:
-    """In the grad mode of the recorded run, which replays turn off, but without a graph."""
+    """The function, run in grad mode, which replays turn off, but without making a graph: it does something else
+    without grad mode."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode(), torch.set_grad_enabled(grad):

@@ -139,23 +139,23 @@ def _same_memory(first: TapeMemory, second: TapeMemory) -> bool:
 
 @define(eq=False)
 class TapeNumbers:
-    """See ``LiftedNumbers``."""
+    """Implements ``capture.engines.base.LiftedNumbers`` for a tape."""
 
     tape: Tape
     used: tuple[int, ...]
     registers: Sequence[int]
-    """Of each of them. Numbers that could not be told apart have the same."""
+    """The register of each number in ``used``. Numbers that were equal in both runs have the same one."""
     powers: frozenset[int]
 
     def takes(self, values: Sequence[Number]) -> bool:
-        """Operators take any."""
+        """Always: operators on the CPU take any number."""
         if len(set(self.registers)) == len(self.registers):
             return True
         told = {(register, bits_of(value)) for register, value in zip(self.registers, values, strict=True)}
         return len(told) == len(set(self.registers))
 
     def put(self, values: Sequence[Number]) -> bool:
-        """See there."""
+        """Set the registers."""
         for number, value in zip(self.registers, values, strict=True):
             self.tape.registers[number] = value
         return True

@@ -34,7 +34,7 @@ _READERS: Mapping[str, Callable[[torch.Tensor], Any]] = {"aten._local_scalar_den
 
 @define(eq=False)
 class _Written:
-    """Memory outside of the arena that has been changed at the last break."""
+    """Memory outside of the arena that the segments before the last break change."""
 
     roots: Sequence[TapeMemory] = ()
     generators: Sequence[torch.Generator] = ()
@@ -69,7 +69,7 @@ class SegmentedTape(Tape):
         """Numbers of breaks that are islands, with the grad mode that they are called in, and the places that the body
         changed before. The step has the arguments, and what these places held."""
         self._places: dict[int, tuple[TapeMemory, Geometry]] = {}
-        """Of registers, by number."""
+        """Memory and geometry of each register, by its number."""
         self._builders: dict[int, Callable[[], torch.Tensor]] = {}
         """What makes the first tensor that an island gets on each of the tape's blocks, by its number."""
         self._given_to: dict[int, list[tuple[TapeMemory, list[int]]]] = {}
@@ -152,7 +152,7 @@ class SegmentedTape(Tape):
         undo.keep(storages, self._generators(leaves), self._kept)
 
     def _generators(self, leaves: Sequence[Any]) -> list[torch.Generator]:
-        """Those that segments draw from, up to the last break, in this call."""
+        """The generators of this call that segments up to the last break draw from."""
         given = {generator_id(known): leaves[at] for at, known in self.generators.items()}
         drew = {generator_id(generator): generator for generator in self._written.generators}
         return [given.get(key, one) for key, one in drew.items()]
@@ -313,7 +313,7 @@ def _in_segments(leaves: Sequence[Any]) -> None:
 
 
 def _key_of_root(root: TapeMemory) -> Key:
-    """The same for the same memory, in two tapes whose guards hold."""
+    """A key for memory: two tapes whose guards hold have equal keys for the same memory."""
     assert root.storage is not None or root.kind == "static"
     if root.kind == "static":
         return root.kind, root.path

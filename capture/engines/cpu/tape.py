@@ -40,11 +40,11 @@ from capture.torch_private import capabilities, operators
 from capture.torch_private.warned import warned
 
 PROOFS = 2
-"""Of steps that differ in values alone."""
+"""After a form held for so many steps that differ in values alone, it is trusted without another trial."""
 ALIGNED = 64
 """Bytes. By an address modulo these a kernel may go another way."""
 _address, _strided = torch.Tensor.data_ptr, torch.Tensor.as_strided
-"""torch's own, also while a body is watched."""
+"""torch's own methods: while a body is watched, others are in their place."""
 
 
 @define(eq=False)
@@ -67,9 +67,9 @@ class TapeMemory:
     is_grouped: bool = False
     """Other code than registers writes it, too."""
     is_owned: bool = False
-    """Each call has other memory for it."""
+    """Each call writes it into fresh memory (``make_owned``)."""
     is_given: bool = False
-    """That memory is what a step gives."""
+    """The fresh memory is the tensor that a step returns, so nothing has to be allocated before it."""
     registers: dict[Geometry, int] = field(factory=dict)
 
     @property
@@ -106,7 +106,7 @@ class TapeStep:
     single: bool = True
     """The operator returns one tensor, not a sequence."""
     name: str = ""
-    """Of the operator."""
+    """Name of the operator."""
     acts: bool = False
     """It writes, draws, or has unknown effects, so that a caller can tell that it ran."""
     writes: tuple[int, ...] = ()
@@ -163,7 +163,7 @@ class Tape:
         self._proofs: dict[Any, list[bool]] = {} if proofs is None else proofs
         """Which forms held for steps that do the same on other memory, see ``_kind_of``."""
         self.ran: list[Ran] = []
-        """In order."""
+        """What the body did while it was recorded, in order."""
         self.has_collectives = False
         self._stopped: tuple[int, tuple[Any, ...], tuple[Any, ...]] | None = None
         """Where the last replay was ended by an operator, with what was left in ``_locals`` and owned registers."""
@@ -180,7 +180,7 @@ class Tape:
         self.lifted: dict[int, Number] = {}
         """Registers that are numbers, with what those were when this was recorded."""
         self.generators: dict[int, torch.Generator] = {}
-        """Those among the leaves of the recorded call, by position."""
+        """The generators among the leaves of the recorded call, by position."""
         self.num_ops = self.copied_inside = 0
         self.graph_bytes = 0
         self.order = ""
@@ -289,7 +289,7 @@ class Tape:
         self.num_ops += 1
 
     def last_step(self) -> TapeStep:
-        """The one that was appended last."""
+        """The step that was appended last."""
         return self._steps[-1]
 
     def prove_out(self, function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]) -> bool:
@@ -306,7 +306,7 @@ class Tape:
         return all(verdicts) and len(verdicts) < PROOFS
 
     def prove_in_place(self, function: Callable[..., Any], step: TapeStep, trial: InPlaceTrial | None) -> bool:
-        """It does. ``trial``: None where nothing could be tried."""
+        """Whether ``function`` does in place what the operator does. ``trial``: None where nothing could be tried."""
         verdicts = self._in_place_verdicts(function, step)
         if trial is not None:
             verdicts.append(trial.holds())
@@ -416,8 +416,8 @@ class Tape:
         self.replay = self._make_replay()
 
     def _read_alone(self, readable: Mapping[int, int]) -> dict[int, int]:
-        """Those of which steps read the whole, and nothing else. The caller's tensor lies there as well, and is no
-        copy: eager code reads it, too."""
+        """The registers among ``readable`` that steps read as a whole and that nothing else uses. The tape may read the
+        caller's tensor itself there, as eager code does, and needs no copy."""
         written = {number for step in self._steps for number in (*step.writes, *_made_by(step))}
         alone = {number for root in self._roots if root.is_in_arena and not (root.is_kept or root.is_grouped)
                  for number in root.registers.values() if len(root.registers) == 1}  # fmt: skip
@@ -684,7 +684,7 @@ class Tape:
         root.registers, root.offset = registers, root.offset + shift  # last, so that an interrupted call begins anew
 
     def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
-        """All of them. A tape keeps no reference to them between calls."""
+        """Bind all of them, and give all paths. A tape keeps no reference to the arguments between calls."""
         roots = {root.path: root for root in self._roots if root.is_argument}
         self._bound += [(input_, roots[input_.path]) for input_ in inputs if input_.path in roots]
         self.replay = self._make_replay()
@@ -806,7 +806,7 @@ def _made_by(step: TapeStep) -> Iterator[int]:
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """It is all that lies in its memory."""
+    """The tensor covers the whole of its storage, in order."""
     return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
 
 

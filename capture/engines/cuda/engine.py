@@ -68,7 +68,7 @@ class CudaBackend:
     def lift(
         self, one: Recording, other: Recording, numbers: NumbersToLift
     ) -> LiftedNumbers | str:  # fmt: skip
-        """See ``lifting``."""
+        """Numbers set in the parameters of kernels: see ``lifting``."""
         del one
         assert isinstance(other, CudaRecording)
         return other.lift(numbers)

@@ -82,7 +82,7 @@ class BytesWriter(Protocol):
     """Sets some bytes of one node's parameters."""
 
     def set(self, executable: Any, values: Sequence[bytes]) -> bool:
-        """As of a ``ParameterWriter``."""
+        """As ``ParameterWriter.set``."""
 
 
 @define(eq=False)
@@ -96,13 +96,14 @@ class GraphNode:
     _block: Callable[[], _KernelBlock] | None = None
 
     def editor(self, indices: Sequence[int]) -> ParameterWriter:
-        """For the words with these indices."""
+        """A writer for the words with these indices."""
         if self._editor is None:
             raise DriverError(f"{self.name()} has no parameters")
         return self._editor(indices)
 
     def bytes_editor(self, offsets: Sequence[int]) -> BytesWriter:
-        """For what begins at these bytes of a kernel's block. What other editors of this node set stays."""
+        """A writer for the values that begin at these bytes of a kernel's block. What other editors of this node set
+        stays."""
         if self._block is None:
             raise DriverError(f"{self.name()} has no block of parameters")
         return _BytesEditor(self._block(), offsets)
@@ -120,7 +121,7 @@ def read(graph: torch.cuda.CUDAGraph) -> list[GraphNode]:
 
 
 def read_captured(graph: torch.cuda.CUDAGraph, added: frozenset[int] = frozenset()) -> list[GraphNode]:
-    """The same without nodes that the capture did not make, by their handles."""
+    """As ``read``, without the nodes that the capture did not make: ``added`` has their handles."""
     return [one for one in read(graph) if not added or int(one.handle) not in added]
 
 

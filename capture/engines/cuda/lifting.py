@@ -340,7 +340,7 @@ class GraphNumbers:
         return self._next is not None
 
     def put(self, values: Sequence[Number]) -> bool:
-        """See there."""
+        """See ``LiftedNumbers.put``."""
         values = values[: len(self._recorded)]
         if tuple(values) == self._now:
             return True

@@ -356,7 +356,7 @@ class CudaPool:
     # ---- order and values
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Nothing: it is in torch's own."""
+        """Always empty: torch's own snapshot has this memory."""
         return []
 
     def enter(self) -> None:
@@ -393,7 +393,7 @@ class CudaPool:
                 over(cuda.cuda_storage(begin, self.device, end - begin), whole).fill_(_POISON)
 
     def used(self) -> list[tuple[Block, torch.UntypedStorage]]:
-        """Nothing: such a run has only been captured."""
+        """Always empty: a run without a recording was only captured, so nothing uses its memory."""
         return []
 
     def keep_for(self, storages: Sequence[torch.UntypedStorage]) -> None:

@@ -76,7 +76,7 @@ class CudaRecording:
         self._bindings: AddressTable | None = None
         self._bound: BoundInputs | None = None
         self._nodes: Sequence[GraphNode] | None = None
-        """With their parameters, for all that sets some."""
+        """The graph's nodes with their parameters, shared by all that sets parameters; None until they are read."""
         self._numbers: GraphNumbers | None = None
         self._grad = False
         self._graph_copies: Any = None
@@ -130,7 +130,8 @@ class CudaRecording:
         return 0
 
     def _use_copies(self) -> None:
-        """Have them, and lifted numbers, set in the graph that was instantiated last, once that is on the device."""
+        """Have input copies and lifted numbers set in the graph that was instantiated last, once that is on the
+        device."""
         executable = self._capture.executable() if self._graph_copies is not None else None
         if self._graph_copies is not None:
             self._graph_copies.use(executable)
@@ -379,7 +380,7 @@ class CudaRecording:
     def learn(
         self, call: Call, moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator]
     ) -> Refusal | None:
-        """A second capture tells."""
+        """See ``Recording.learn``. A second capture tells."""
         try:
             return self._learn(call, moves, others, generators)
         finally:
@@ -411,7 +412,7 @@ class CudaRecording:
         )
 
     def lift(self, numbers: NumbersToLift) -> GraphNumbers | str:
-        """See ``Backend``. Further captures tell."""
+        """See ``Backend.lift``. Further captures tell where the numbers are."""
         reason, graph = kernel_params.missing() or graph_edges.missing(), self._capture.graph()
         if reason is not None or graph is None or not self._pool.shared or self._numbers is not None:
             return reason or "the graph is empty, or has a pool of its own, or its numbers are lifted already"
@@ -429,7 +430,7 @@ class CudaRecording:
         return learned
 
     def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
-        """Those of which the bindings know all words."""
+        """See ``Recording.bind_inputs``. Bound are the arguments of which the bindings know all words."""
         if self._bindings is None:
             return frozenset()
         learned = [input_ for input_ in inputs if self._bindings.knows([input_.path])]

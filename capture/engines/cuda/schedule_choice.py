@@ -57,7 +57,7 @@ class ScheduleChoice:
     after: int
     """Replays before anything is tried."""
     mark: Callable[[], Mark]
-    """Makes one."""
+    """Makes a mark."""
     _replays: int = 0
     _round: int = -1
     _in_round: int = 0
