@@ -98,7 +98,7 @@ class Recordings(Counters, Tabular):
     sizes: tuple[RecordingSize, ...]
     """What each existing recording takes; ``evictions`` and events of kind ``drop`` tell which were dropped."""
     events: tuple[Event, ...]
-    """The time log, oldest first: observations, recordings, checkpoints, misses ...; the last 1000 of each instance."""
+    """The time log, oldest first: observations, recordings, checkpoints, misses ...; the last 128 of each instance."""
 
     @override
     def tables(self) -> list[Table]:

@@ -78,7 +78,7 @@ def report(html: str | os.PathLike[str] | None = None, json: str | os.PathLike[s
 def trace(path: str | os.PathLike[str]) -> int:
     """Write the events of all captured functions as a trace for Perfetto or ``chrome://tracing``; gives their number.
 
-    Warm-ups, watched runs, recordings, misses and drops: the last 1000 of each function. Of replays those on the fast
+    Warm-ups, watched runs, recordings, misses and drops: the last 128 of each function. Of replays those on the fast
     path that were timed, one of 64 and the last 16 of each kind of call, as noting all would take longer than they do.
     All replays are in the trace of ``torch.profiler``, as ranges ``capture::replay <function>``.
 

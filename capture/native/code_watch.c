@@ -7,12 +7,12 @@
 
 #include <structmember.h>
 
-enum { NOTED, AS_ITS_CALLER, OURS, BETWEEN, ASIDE, OPERATORS }; /* as in ``observe/code_run.py`` */
+enum { NOTED, AS_ITS_CALLER, OURS, BETWEEN, ASIDE, OPERATORS }; /* as in ``state/code_run.py`` */
 
 #define APART 2 /* nothing below is noted, whatever it calls */
 #define LEVELS 3
 #define OWN 4 /* the frame itself is noted, not only what it calls */
-#define BELOW 8 /* it runs for an operator that was seen */
+#define BELOW 8 /* the frame runs inside an operator, which was seen itself */
 
 /* A function in C, with the class of what it is bound to. Kept by address for the length of one watch. */
 typedef struct {
@@ -37,7 +37,7 @@ typedef struct {
     size_t num_called, called_room;
     char *depths;    /* of each frame, whether what it calls is noted: 0, 1, or APART; and OWN */
     Py_ssize_t depth, room;
-    int failed; /* something went wrong: what was noted is not all */
+    int failed; /* something went wrong, so that not everything was noted */
     Py_tracefunc other;
     PyObject *other_object;
     int is_on;
@@ -45,7 +45,7 @@ typedef struct {
 
 static PyTypeObject CodeWatchType;
 
-/* Kind of a code object, or -1. */
+/* How a code object is sorted: one of the kinds above, or -1 with an exception set. */
 static int kind_of(CodeWatch *self, PyObject *code, PyObject *globals)
 {
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(self->apart); at++)
@@ -69,7 +69,7 @@ static int kind_of(CodeWatch *self, PyObject *code, PyObject *globals)
     return found;
 }
 
-/* 0, -1. */
+/* Notes a code object with its globals: 0, -1. */
 static int add_code(CodeWatch *self, PyObject *code, PyObject *globals)
 {
     PyObject *known = PyDict_GetItemWithError(self->seen, code);

@@ -3,11 +3,11 @@
 
 typedef struct {
     PyObject_HEAD
-    PyObject *slow;    /* the same in Python, for what is not as usual: takes the leaves */
+    PyObject *slow;    /* the launch in Python, for calls that differ from the last one; takes the leaves */
     PyObject *pool;    /* its ``ran_on`` and ``beside`` tell where the last launch ran */
     Caller stream;     /* gives the handle of the current stream on the graph's device */
     Caller device;     /* gives the index of the current device */
-    long index;        /* of the graph's */
+    long index;        /* index of the graph's device */
     PyObject *copies;  /* Copies, or None */
     PyObject *copy_in; /* in Python, or None: takes the leaves */
     void *executable;
@@ -88,7 +88,7 @@ int launch_run(
         failed = driver.launch(self->executable, stream);
         Py_END_ALLOW_THREADS
     }
-    return usual && !failed ? 0 : call_with(self->slow, leaves, count); /* torch words what is wrong */
+    return usual && !failed ? 0 : call_with(self->slow, leaves, count); /* by torch: errors have torch's text */
 }
 
 static PyObject *launch_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names)

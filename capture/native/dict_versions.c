@@ -50,7 +50,7 @@ static size_t place_of(PyObject *of)
     return at;
 }
 
-/* 0, -1: without memory. */
+/* Makes the table twice as large: 0; -1 where there is no memory. */
 static int grow(void)
 {
     size_t old = room, kept = 0;
@@ -80,7 +80,7 @@ static void forget(Version *version)
     version->number = 0;
 }
 
-/* Called right before each change. */
+/* The watcher: Python calls it right before each change of a dict that is watched. */
 static int dict_changed(PyDict_WatchEvent event, PyObject *dict, PyObject *Py_UNUSED(key), PyObject *Py_UNUSED(value))
 {
     Version *found = room ? table[place_of(dict)] : NULL;
@@ -254,7 +254,7 @@ int add_dict_versions(PyObject *module)
 {
     watcher = PyDict_AddWatcher(dict_changed);
     if (watcher < 0)
-        PyErr_Clear(); /* all are taken */
+        PyErr_Clear(); /* all eight watchers are in use */
     return PyModule_AddFunctions(module, functions);
 }
 

@@ -123,7 +123,7 @@ static int has_no_attributes(PyObject *gradient)
     return bare;
 }
 
-/* 1, 0, or -1 with an exception set. */
+/* The gradient of this parameter is the one that was found, and untouched since: 1, 0, -1. */
 static int is_as_found(Untouched *self, const KnownGradient *known, PyObject *parameter)
 {
     PyObject *gradient = parameter == Py_None ? Py_NewRef(Py_None) : PyObject_GetAttr(parameter, s_grad);
@@ -185,7 +185,7 @@ static void untouched_dealloc(PyObject *object)
     Py_TYPE(object)->tp_free(object);
 }
 
-/* 0, or -1 with an exception set. */
+/* Notes a parameter's gradient, with all counts of its holders: 0, -1. */
 static int know_gradient(Untouched *self, KnownGradient *known, PyObject *parameter, PyObject *watch)
 {
     PyObject *gradient = PyObject_GetAttr(parameter, s_grad);

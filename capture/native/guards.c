@@ -43,7 +43,8 @@ typedef struct {
                            descriptor for AT_SLOT */
     PyObject *expected; /* what the record expects */
     int needs;          /* whether that requires a gradient; -1: it is no tensor */
-    uint64_t number;    /* length, address or bytes; of an item in a dict its key's hash: that of a tensor runs Python */
+    uint64_t number;    /* length, address or bytes; for an item of a dict the hash of its key: hashing a tensor runs
+                           Python */
 } Guard;
 
 /* A dict, whose version tells of some guards that they hold. */
@@ -303,7 +304,8 @@ static int is_member(PyObject *found, PyObject *value, PyObject *kind)
     return kind == Py_None ? same_value(found, value) : (PyObject *)Py_TYPE(found) == kind;
 }
 
-/* The same in one pass, where the dict has its members in the order in which they were found: 1, -1; 0: it may not. */
+/* As ``has_names``, in one pass, for a dict whose members are in the order in which they were found: 1, -1; 0 where
+   only ``has_names`` can tell. */
 static int has_names_in_order(const Guard *guard, PyObject *own)
 {
     PyObject *names = PyTuple_GET_ITEM(guard->expected, 0), *there = PyTuple_GET_ITEM(guard->expected, 1);
@@ -476,7 +478,7 @@ static int argument_holds(const Guard *guard, const Arguments *arguments)
     return guard->kind == IS_APART ? is_apart(guard, address) : address == guard->number;
 }
 
-/* 1, 0; -1: with an exception or without one the object is gone. */
+/* The guard holds: 1, 0; -1 where its object is gone, with an exception or without one. */
 static int holds(const Guard *guard, const Arguments *arguments)
 {
     switch (guard->kind) {
@@ -580,7 +582,7 @@ static int is_quiet(const Guard *guard)
 
 static int compare_places(const void *one, const void *other)
 {
-    const Py_ssize_t *a = one, *b = other; /* the dict as a number, and the guard's */
+    const Py_ssize_t *a = one, *b = other; /* pairs of the dict's address and the number of the guard */
     if (a[0] != b[0])
         return (size_t)a[0] < (size_t)b[0] ? -1 : 1;
     return a[1] < b[1] ? -1 : a[1] > b[1];
@@ -968,7 +970,7 @@ static int take_records(Guards *self, PyObject *records)
     return 0;
 }
 
-/* 1, or 0 with an exception set. */
+/* ``tensors`` is a StaticTensors, a function or None: 1, or 0 with an exception set. */
 static int are_tensors(PyObject *tensors)
 {
     if (tensors != NULL && (tensors == Py_None || PyCallable_Check(tensors)))
@@ -977,7 +979,7 @@ static int are_tensors(PyObject *tensors)
     return 0;
 }
 
-/* As many guards as ``room``, none yet; NULL with an exception set. */
+/* A Guards object with room for so many guards, and none in it; NULL with an exception set. */
 static Guards *made(Py_ssize_t room, PyObject *tensors)
 {
     if (!are_tensors(tensors))

@@ -67,7 +67,7 @@ static int is_unwatched(PyObject *object, PyObject *ours)
     return first == NULL || ((PyObject *)first == ours && first->wr_next == NULL && Py_REFCNT(ours) == 1);
 }
 
-/* 1, 0, or -1 with an exception set. */
+/* Somebody uses the storage: 1, 0, -1. */
 static int is_held(StorageWatch *self)
 {
     if (self->again != NULL)
@@ -105,7 +105,7 @@ static PyObject *watch_call(PyObject *object, PyObject *const *args, size_t narg
     return used < 0 ? NULL : Py_NewRef(used ? self->storage : Py_None);
 }
 
-/* The alias as nobody has it. */
+/* Makes the alias that is handed out again, and notes its counts while nobody has it: 0, -1. */
 static int make_again(StorageWatch *self)
 {
     Py_CLEAR(self->again);

@@ -32,7 +32,7 @@ int is_modes(PyObject *one)
     return Py_TYPE(one) == &ModesType;
 }
 
-/* An attribute of an object. */
+/* The attribute of an object that a term is about, or NULL with an exception set. */
 static PyObject *attribute_of(const Term *term)
 {
     PyObject *holder = PyTuple_GET_ITEM(term->caller.arguments, 0), *name = term->caller.function;

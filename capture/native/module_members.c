@@ -57,7 +57,7 @@ typedef struct {
     PyObject *found, *internals, *place, *path, *prefix;
 } Members;
 
-/* 0, or -1 with an exception set. */
+/* Appends one member: 0, -1. */
 static int put_member(const Members *to, PyObject *kind, PyObject *holder, PyObject *name, PyObject *value)
 {
     if (!PyUnicode_Check(name)) {
@@ -122,7 +122,7 @@ static PyObject *members_of_module(PyObject *self, PyObject *args, PyObject *kwa
     return both;
 }
 
-/* 1, 0, or -1 with an exception set. */
+/* The dict has the keys and the very objects that the table notes: 1, 0, -1. */
 static int is_as_it_was(PyObject *table)
 {
     PyObject *now, *keys, *values, *key, *value;

@@ -1,7 +1,12 @@
-/* What the fast path through a call is made of, and the guards that are looked at before every replay.
+/* What the fast path through a call is made of, and the guards that are checked before every replay.
 
-   No header of torch or CUDA is needed: torch is asked through the Python functions that it is given, the driver
-   through its library. */
+   No header of torch or CUDA is needed: torch is asked through Python functions that this module is given, the driver
+   through its library.
+
+   Results of the functions here and in the files beside it: a comment such as "The arguments fit: 1, 0, -1." says what 1
+   means; 0 is the contrary, and -1 comes with an exception set. "0, -1" is done, or failed with an exception set. A
+   function that gives an object gives a new reference, or NULL with an exception set, unless its comment says
+   otherwise. */
 #ifndef CAPTURE_NATIVE_H
 #define CAPTURE_NATIVE_H
 
@@ -13,11 +18,11 @@
 #define NATIVE_VERSION 37 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
-/* 1, 0, or -1 with an exception set. */
+/* The modes are as they were when this was made: 1, 0, or -1 with an exception set. */
 int modes_hold(PyObject *modes);
 int is_modes(PyObject *one);
 
-/* Paths of one mode share the object. */
+/* The Modes that a path compares, borrowed. Paths under the same modes share one object. */
 PyObject *modes_of(PyObject *path);
 
 /* The result of a call whose modes hold; the path's ``MISS`` for one that it is not made for. ``bound``: the arguments
@@ -56,7 +61,7 @@ extern struct Slots {
 int is_of(PyObject *object, const PyTypeObject *type);
 /* Where objects of a class keep an attribute, or -1. */
 Py_ssize_t slot_of(PyObject *type, PyObject *name);
-/* NULL with an exception set. */
+/* Sets the error for a slot without a value. Always NULL. */
 PyObject *unset(void);
 /* A borrowed reference, or NULL with an exception set. */
 static inline PyObject *slot_at(PyObject *object, Py_ssize_t at)
@@ -81,7 +86,7 @@ typedef struct Version {
 #define NUMBER_OF(version) ((version)->number)
 #endif
 Version *version_of_dict(PyObject *dict);
-/* One of all dicts in a tuple, which outlives it; NULL where it has none, without an exception. */
+/* One version for all dicts in a tuple, which has to outlive it; NULL, without an exception, where one has none. */
 Version *version_of_dicts(PyObject *dicts);
 void version_done(Version *version);
 int add_dict_versions(PyObject *module);
@@ -255,7 +260,7 @@ typedef struct {
     PyCFunctionWithKeywords with_names; /* takes the tuple and a dict, as all of pybind11's do; else NULL */
     FastFunction fast;          /* takes an array; else NULL */
 } Caller;
-/* With references of its own. */
+/* A caller with references of its own to the function and its arguments. */
 Caller caller_of(PyObject *function, PyObject *arguments);
 PyObject *call_again(const Caller *caller);
 void forget_caller(Caller *caller);
@@ -283,7 +288,7 @@ int add_profiler(PyObject *module);
 
 /* Torch's count of who holds a watched storage; -1 with an exception set. */
 long long storage_holders(PyObject *watch);
-/* References to its Python object. */
+/* Python references to the object of a watched storage. */
 Py_ssize_t storage_references(PyObject *watch);
 int is_storage_watch(PyObject *one);
 /* Where tensors on a watched storage are handed out; 0: none was. */

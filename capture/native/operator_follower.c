@@ -117,7 +117,7 @@ static int arguments_fit(Follow *self, PyObject *args, PyObject *expected)
     return next == count && tensors > 0;
 }
 
-/* Truth of what a function gives. */
+/* The function, called without arguments, gives something true: 1, 0, -1. */
 static int tells(PyObject *function)
 {
     return truth_of(PyObject_CallNoArgs(function));

@@ -379,7 +379,7 @@ static PyObject *committed_replay(
 /* ``recording.replay``: where objects of its class keep it, if they have a slot for it. */
 static PyObject *replay_of(PyObject *recording)
 {
-    static PyTypeObject *type; /* of the last one */
+    static PyTypeObject *type; /* the class of the last recording */
     static Py_ssize_t at;
     if (Py_TYPE(recording) != type) {
         at = slot_of((PyObject *)Py_TYPE(recording), s_replay);
@@ -388,7 +388,7 @@ static PyObject *replay_of(PyObject *recording)
     return at < 0 ? PyObject_GetAttr(recording, s_replay) : Py_XNewRef(slot_at(recording, at));
 }
 
-/* From here on it is the call. */
+/* Runs the replay. From here on what happens is the call itself, and is not undone. */
 static PyObject *run(
     const Steps *self, PyObject *node, NodeView *view, PyObject *tree, const Lists *at, PyObject *const *values,
     PyObject *const *tensors, const uint64_t *addresses, const Where *where)
@@ -474,7 +474,7 @@ int are_seen(const Steps *self)
            is_of(self->marks, slots.Marks.type);
 }
 
-/* What the general way in Python does in the same way, on the same lists. */
+/* ``may_run`` for the general way in Python, which uses the same lists. */
 static PyObject *py_may_run(PyObject *module, PyObject *node)
 {
     (void)module;

@@ -17,7 +17,7 @@ Py_ssize_t slot_of(PyObject *type, PyObject *name)
     return at;
 }
 
-/* The same, or -1 with an exception set. */
+/* Where objects of the class keep an attribute, by its name; -1 with an exception set where there is no slot for it. */
 static Py_ssize_t offset_of(PyObject *type, const char *name)
 {
     PyObject *key = PyUnicode_FromString(name);

@@ -29,7 +29,7 @@ int is_static_tensors(PyObject *object)
     return Py_TYPE(object) == &StaticTensorsType;
 }
 
-/* 1, 0, or -1 with an exception set. */
+/* All tensors are at the addresses where they were, asked without the ABI: 1, 0, -1. */
 static int same_addresses(StaticTensors *self)
 {
     for (Py_ssize_t i = 0; i < self->count; i++) {
@@ -96,7 +96,7 @@ static void static_tensors_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-/* 0, or -1 with an exception set. */
+/* Notes what is known of one tensor: 0, -1. */
 static int take_tensor(StaticTensors *self, Py_ssize_t at, PyObject *tensor)
 {
     if (self->metadata != Py_None) {

@@ -20,10 +20,11 @@ typedef struct {
 int abi_is_known(void);
 /* A plain tensor or parameter, whose class overrides nothing. */
 int is_plain_tensor(PyObject *tensor);
-/* 1; 0 where torch gives an error. For plain strided tensors alone: torch prints the errors of others. */
+/* Reads the metadata of a plain strided tensor: 1; 0 where torch gives an error. For other tensors torch would print an
+   error. */
 int read_meta(PyObject *tensor, TensorMeta *meta);
 int read_address(PyObject *tensor, uint64_t *address);
-/* 1, 0, or -1 with an exception set. */
+/* The tensor requires a gradient: 1, 0, or -1 with an exception set. */
 int requires_gradient(PyObject *tensor);
 
 /* It holds several tensors: torch's own comparison, which is C++, throws where it looks at the strides of one. 1, 0, -1. */
@@ -46,14 +47,14 @@ typedef struct {
     const void *data;
     Geometry *geometry; /* NULL: of none */
 } KnownTensor;
-/* 0, or -1 with an exception set. */
+/* Notes class, metadata and address of a tensor: 0, or -1 with an exception set. */
 int know_tensor(PyObject *tensor, KnownTensor *known);
 void forget_tensor(KnownTensor *known);
 /* Keeps one geometry for it and those of the others that are alike, of which the last ones are looked at. */
 void share_geometry(KnownTensor *known, const KnownTensor *others, Py_ssize_t count);
 /* The tensor has this class and metadata, at this address: 1, 0, -1. */
 int is_as_known(PyObject *tensor, const KnownTensor *known);
-/* So are all of these: the same. */
+/* All of these tensors have the class, metadata and address that are known of them: 1, 0, -1. */
 int are_as_known(PyObject *const *tensors, const KnownTensor *known, Py_ssize_t count);
 
 int add_torch_abi(PyObject *module);

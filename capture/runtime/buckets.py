@@ -158,7 +158,7 @@ class Count:
 
 @define(eq=False)
 class Way:
-    """The fast way for calls of one size, for one entry."""
+    """A fast path for padded calls of one size, for one entry."""
 
     entry: Entry
     nodes: list[Node]
@@ -235,7 +235,7 @@ class Size:
         return tuple(made)
 
     def replayed(self, values: Values) -> Any:
-        """The result of a call by the fast way; ``MISS`` if there is none."""
+        """The result of a call by a fast path; ``MISS`` if there is none."""
         try:
             tensors = self.tensors(values)
             ways = [way for way in self.ways if way.fits(tensors)]
@@ -347,7 +347,7 @@ class Sizes:
         self._known.clear()
 
     def clear(self) -> None:
-        """Forget all comparisons and fast ways: all recordings are gone."""
+        """Forget all comparisons and fast paths: all recordings are gone."""
         for size in list(self._known.values()):
             size.ways.clear()
 
@@ -476,7 +476,7 @@ def way_of(
     entry: Entry, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], paths: Sequence[str], node: Node,
     count: Count, taken: Paths, *, is_pure: bool,
 ) -> Way | None:  # fmt: skip
-    """The fast way of calls like this one; None where not all that it takes can be compared fast."""
+    """A fast path for calls like this one; None where not all that it takes can be compared fast."""
     if not capabilities.HAS_METADATA_GUARD:
         return None
     try:

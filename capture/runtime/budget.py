@@ -10,11 +10,11 @@ times at once, later when the calls in between were worth it. What repeats by th
 ==================  ===============================================================================================
 ``AT_ONCE``         efforts for keys that are new, or come again, whatever they take. From then on an effort is made
                     while all of them took no more than ``PART`` of the time of all calls, and what replays saved; one
-                    for a key that comes for the ``OFTEN``-th time and was not tried yet is made at once, if
-                    it came among the ``IN_TURN`` calls before. A key that was tried and has been the only one since may
-                    settle, as where buckets are arranged once: it is tried again after ``OFTEN`` calls, then after
-                    twice as many each time, where an effort takes no longer than ``CHEAP`` calls.
-                    ``CAPTURE_DROP_SLOW=0`` lets times decide nothing
+                    for a key that came ``OFTEN`` times before and was not tried yet is made at once, if it came among
+                    the ``IN_TURN`` calls before. A key that was tried and has been the only one since may settle, as
+                    where buckets are arranged once: it is tried again after ``OFTEN`` calls, then after twice as many
+                    each time, where an effort takes no longer than ``CHEAP`` calls. ``CAPTURE_DROP_SLOW=0`` lets times
+                    decide nothing
 ``most``            2 ``max_recordings`` + ``FRUITLESS`` efforts that led to no replay; half of them, once they took
                     ``PATIENCE``. Once half of it is spent, a key is looked at when it comes again
 one effort          a watched run, a recording that was dropped, a key that died with its object before it was replayed,

@@ -304,7 +304,7 @@ class Lifted:
     is_broken: bool = False
     """Numbers were to be set, and it may have any of them since."""
     under_way: Values | None = None
-    """The caller's values in the call by the fast way."""
+    """The caller's values in the call by a fast path."""
     _is_plain: bool = field(init=False)
     """Operators get the numbers of the call as they are."""
 
@@ -352,7 +352,7 @@ class Lifted:
         return tuple(made)
 
     def add_path(self, captured: Captured, values: Values, leaves: list[Any], now: Here, goes_on: GoesOn) -> None:
-        """The next call like this one may take the fast way."""
+        """The next call like this one may take a fast path."""
         self.paths.add(captured, values, leaves, self.entry, now, goes_on)
 
     def run(self, given: Sequence[Number], function: Callable[[], Any]) -> Any:
@@ -367,7 +367,7 @@ class Lifted:
             self.is_busy, self.under_way = False, None
 
     def replayed(self, values: Values) -> Any:
-        """The result of a call by the fast way; ``MISS`` if there is none."""
+        """The result of a call by a fast path; ``MISS`` if there is none."""
         payoff = self.entry.payoff
         given = None if self.count.is_due or payoff.wants_body else self.taken(values)
         if given is None:
@@ -382,7 +382,7 @@ class Lifted:
         return result
 
     def values_now(self) -> Values | None:
-        """The caller's values in the call by the fast way that is under way; None outside of one."""
+        """The caller's values in the call by a fast path that is under way; None outside of one."""
         return self.under_way
 
 

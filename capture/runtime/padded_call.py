@@ -207,7 +207,7 @@ def _replay_padded(captured: Captured, padded: PaddedCall, fit: PaddedNode, trim
 def _add_way(
     captured: Captured, padded: PaddedCall, proved: PaddedNode, trim: Trim, count: Count, now: Here
 ) -> None:  # fmt: skip
-    """The next call like this one may take the fast way, if every recording that it may come to was compared."""
+    """The next call like this one may take a fast path, if every recording that it may come to was compared."""
     size, entry = padded.size, proved.entry
     if any(node.proofs.get(padded.proof) is None for node in entry.nodes):
         return
