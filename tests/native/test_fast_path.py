@@ -1,4 +1,4 @@
-"""Calls that repeat earlier ones: which take the straight way in C, and what they give."""
+"""Calls that repeat earlier ones: which the fast path in C takes, and what they give."""
 
 from __future__ import annotations
 

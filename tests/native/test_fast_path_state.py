@@ -1,4 +1,4 @@
-"""State and names that change between calls that take the straight way."""
+"""State and names that change between calls that take the fast path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers that C opens: calls go straight where the key is the same one, and never where it is another."""
+"""Containers that C opens: calls take the fast path where the key is the same one, and never where it is another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The straight way through a call: taken where nothing changed, left where anything did."""
+"""The fast path through a call: taken where nothing changed, left where anything did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A world that accumulates gradients."""
+"""Modules with an optimizer that are trained eagerly and captured with ``gradients="accumulate"``, and compared."""
 
 from __future__ import annotations
 
@@ -72,4 +72,4 @@ def compare(make: Callable[[], nn.ModuleList], act: Act, steps: int = STEPS, *, 
 
 
 def replays(world: World) -> int:
-    return sum(recordings(one).replays for one in world.modules)
+    return sum(recordings(module).replays for module in world.modules)

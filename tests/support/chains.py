@@ -17,8 +17,8 @@ from tests.support.device import DEVICE, know_nothing_of_writes
 
 @pytest.fixture(autouse=True, params=["tape", "graph"])
 def fresh(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Inference, no plans on disk, no marks and no tree of another test; dead memory is NaN. ``graph``: nobody knows
-    where recordings write."""
+    """Inference, no plans on disk, no marks and no tree of another test; dead memory is NaN. ``graph``: the engine does
+    not know where its recordings write, as one of graphs."""
     if request.param == "graph":
         know_nothing_of_writes(monkeypatch)
     thread_trees.forget_trees()

@@ -26,7 +26,7 @@ KEEPS_A_TENSOR = torch.__version__ < "2.13"
 
 
 def bodies(rank: int) -> dict[str, Body]:
-    """One for each collective; each of ``x`` with 10,000 numbers."""
+    """A body for each collective, by name. Each takes a tensor of 10,000 numbers."""
     world: Any = dist.group.WORLD
     operators: Any = torch.ops._c10d_functional
 
@@ -133,7 +133,7 @@ def bodies(rank: int) -> dict[str, Body]:
 
 
 def eager_bodies(rank: int) -> dict[str, tuple[str, Body]]:
-    """Those that are not recorded, and what says so."""
+    """Bodies that are not recorded, by name, with the code of the finding that says so."""
 
     def message(x: Tensor) -> Tensor:
         y = x * 1.0
@@ -169,7 +169,7 @@ def value_of(result: Any) -> Tensor:
 
 
 def compare(rank: int, name: str, body: Body) -> tuple[Any, list[str]]:
-    """Call captured and eager beside each other."""
+    """Call a body captured and eagerly in turn, and compare each result; gives counters and warnings."""
     captured = capture(body)
     with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CaptureWarning)
@@ -237,7 +237,7 @@ def handed_over(rank: int) -> None:
 
 
 def collectives(rank: int) -> None:
-    """All of them, and those that are not recorded."""
+    """Check all bodies, then those that are not recorded."""
     begun_before(rank)
     handed_over(rank)
     for name, body in bodies(rank).items():

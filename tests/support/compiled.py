@@ -28,7 +28,8 @@ _before: set[Any] = set()
 
 @pytest.fixture(autouse=True)
 def compiler() -> Iterator[None]:
-    """A compiler that knows nothing. Dynamo keeps what comes before a graph break in a module's globals for long."""
+    """Reset Dynamo before and after each test, and note the graphs from before, which ``made`` leaves out: Dynamo keeps
+    what comes before a graph break in a module's globals for long."""
     torch.compiler.reset()
     gc.collect()
     _before.update(graphs())

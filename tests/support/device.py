@@ -83,7 +83,7 @@ def rng_state() -> torch.Tensor:
 
 
 def set_rng_state(state: torch.Tensor) -> None:
-    """Put it back."""
+    """Set the state of that generator."""
     default_generator.set_state(state)
 
 

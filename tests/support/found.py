@@ -1,4 +1,4 @@
-"""Helpers for what the random programs found."""
+"""Helpers for tests of bugs that the random programs found."""
 
 from __future__ import annotations
 

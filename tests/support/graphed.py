@@ -80,7 +80,7 @@ def twins(make: Callable[[], nn.Module]) -> tuple[Any, Any]:
 
 def bodies(*functions: Any) -> int:
     """How often bodies, and backward passes, ran."""
-    return sum(recordings(one).body_runs for one in functions)
+    return sum(recordings(function).body_runs for function in functions)
 
 
 def both(program: Callable[[Any, int], Any], mine: Any, theirs: Any, number: int) -> None:

@@ -14,7 +14,7 @@ def a_region_whose_outputs_are_kept(cap: Cap, said: Said) -> None:
         y = run(of(number))
         y.square().mean().backward()
         said.hold(y.detach(), net.last, net.state)
-        said.see(*[one.grad for one in net.parameters()])
+        said.see(*[parameter.grad for parameter in net.parameters()])
         if number % 3:
             net.zero_grad()
 
@@ -27,7 +27,7 @@ def backward_passes_later(cap: Cap, said: Said) -> None:
         if number % 3 == 2:
             for loss in (losses[1], losses[0], losses[2]):
                 loss.backward()
-                said.see(*[one.grad for one in net.parameters()])
+                said.see(*[parameter.grad for parameter in net.parameters()])
             said.hold(*[loss.detach() for loss in losses])
             losses.clear()
 
@@ -36,7 +36,7 @@ def gradients_kept(cap: Cap, said: Said) -> None:
     net, run = net_of(cap)
     for number in range(CALLS):
         run(of(number)).square().mean().backward()
-        said.hold(*[one.grad for one in net.parameters()])
+        said.hold(*[parameter.grad for parameter in net.parameters()])
         net.zero_grad(set_to_none=number % 3 != 1)
     said.held = [value for value in said.held if isinstance(value, Tensor)]
 
@@ -46,8 +46,8 @@ def gradients_accumulated(cap: Cap, said: Said) -> None:
     for number in range(2 * CALLS):
         run(of(number)).square().mean().backward()
         if number % 4 == 1:
-            said.hold(*[one.grad.detach() for one in net.parameters() if one.grad is not None])
-        said.see(*[one.grad for one in net.parameters()])
+            said.hold(*[parameter.grad.detach() for parameter in net.parameters() if parameter.grad is not None])
+        said.see(*[parameter.grad for parameter in net.parameters()])
         if number % 4 == 3:
             net.zero_grad()
 
@@ -61,7 +61,7 @@ def a_graph_kept(cap: Cap, said: Said) -> None:
         kept.append(y)
         if number % 2:
             (kept[number // 2] * 2).sum().backward(retain_graph=True)
-        said.see(*[one.grad for one in net.parameters()])
+        said.see(*[parameter.grad for parameter in net.parameters()])
     said.hold(*[y.detach() for y in kept])
 
 
@@ -73,7 +73,7 @@ def outputs_of_regions_as_inputs(cap: Cap, said: Said) -> None:
         z = g(y)
         z.square().sum().backward()
         hidden = z.detach() if number % 2 else y.detach()
-        said.see(*[one.grad for net in (first, second) for one in net.parameters()])
+        said.see(*[parameter.grad for net in (first, second) for parameter in net.parameters()])
         said.hold(hidden, first.last, second.state)
 
 
@@ -87,7 +87,7 @@ def backward_through_time(cap: Cap, said: Said) -> None:
             states.append(h)
         sum(state.sum() for state in states).backward()  # type: ignore[union-attr]
         said.hold(*[state.detach() for state in states])
-        said.see(*[one.grad for one in net.parameters()])
+        said.see(*[parameter.grad for parameter in net.parameters()])
 
 
 def whole_steps(cap: Cap, said: Said) -> None:
@@ -106,7 +106,7 @@ def whole_steps(cap: Cap, said: Said) -> None:
         said.hold(run(of(number)))
         if number % 4 == 1:
             said.hold(net.linear.weight.grad, net.last)
-        said.see(*net.parameters(), *[one.grad for one in net.parameters()])
+        said.see(*net.parameters(), *[parameter.grad for parameter in net.parameters()])
 
 
 def evaluated_between_steps(cap: Cap, said: Said) -> None:
@@ -143,7 +143,7 @@ def exceptions_between_passes(cap: Cap, said: Said) -> None:
             said.see("raised")
         y.square().sum().backward()
         said.hold(y.detach(), net.last)
-        said.see(*[one.grad for one in net.parameters()])
+        said.see(*[parameter.grad for parameter in net.parameters()])
 
 
 WITH_GRADIENTS = [

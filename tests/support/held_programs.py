@@ -88,11 +88,11 @@ class Said:
         self.held: list[Any] = []
 
     def see(self, *values: Any) -> None:
-        """As they are now."""
-        self.now += [one.detach().clone() if isinstance(one, Tensor) else copy.deepcopy(one) for one in values]
+        """Note these values as they are now."""
+        self.now += [value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value) for value in values]
 
     def hold(self, *values: Any) -> None:
-        """As they are at the end."""
+        """Note these values as they are at the end of the program."""
         self.held += values
 
 

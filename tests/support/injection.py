@@ -194,7 +194,7 @@ def _twin(world: World) -> World:
 
 @define
 class Outcome:
-    """Of one program that was stopped."""
+    """What came of one program that was stopped: how many events there were, and what differed from eager."""
 
     where: str = ""
     events: int = 0
@@ -220,7 +220,7 @@ def training(world: World, x: Tensor) -> Any:
 
 
 def reading(world: World, x: Tensor) -> Any:
-    """In segments."""
+    """A body that reads a value on the host, so that it is recorded in segments."""
     world.total.add_(x.sum(0))
     if x.sum() > 0:
         world.h = torch.tanh(world.linear(x) + world.h)
@@ -235,7 +235,7 @@ def _beside(world: World, y: Tensor) -> Tensor:
 
 
 def around_an_island(world: World, x: Tensor) -> Any:
-    """In segments, with a function between that no replay leaves out."""
+    """A body with an island: recorded in segments, with a function between them that runs in every replay."""
     y = world.linear(x).relu()
     z = _beside(world, y)
     world.h = torch.tanh(z + world.h)
@@ -261,7 +261,7 @@ def stepping(world: World, x: Tensor) -> Any:
 
 
 def stepping_on_the_host(world: World, x: Tensor) -> Any:
-    """The same with an optimizer that counts its steps in Python's memory: an island."""
+    """A whole step of training with an optimizer that counts its steps on the host, so that its step is an island."""
     return stepping(world, x)
 
 
@@ -273,14 +273,14 @@ def numbered(world: World, x: Tensor, number: float = 1.0) -> Any:
 
 
 def numbered_state(world: World, x: Tensor, number: float = 1.0) -> Any:
-    """The same where an attribute is another tensor in each call: what was tried is undone."""
+    """As ``numbered``, where an attribute is also another tensor in each call: the attempt to lift is undone."""
     world.h = torch.tanh(world.linear(x) * number + world.h)
     world.total.add_(world.h.sum(0))
     return world.h + number
 
 
 def prepare(world: World) -> None:
-    """What only some of the bodies need."""
+    """Give a world what only some of the bodies need."""
     if world.body is stepping:
         world.optimizer = torch.optim.SGD(world.parameters(), lr=0.1, momentum=0.9)
     elif world.body is stepping_on_the_host:
@@ -307,7 +307,7 @@ BODIES: dict[str, Callable[[World, Tensor], Any]] = {
     )
 }
 CALLS = {"numbered": (1, 2, 3, 4, 5), "numbered_state": (1, 2, 3)}
-"""Calls that may be stopped; four of others."""
+"""Numbers of the calls that may be stopped; of other bodies the first four."""
 
 
 def calls_of(body: str) -> tuple[int, ...]:
@@ -392,7 +392,9 @@ def stopped_program(
     now = surroundings()
     outcome.wrong += [f"{name}: {around[name]!r:.50} -> {now[name]!r:.50}" for name in now if now[name] != around[name]]
     kept = [world.h, *world.cache.values(), *([result] if isinstance(result, Tensor) else [])]
-    kept += [one.grad for one in world.parameters() if one.grad is not None and body.startswith("stepping")]
+    kept += [
+        parameter.grad for parameter in world.parameters() if parameter.grad is not None and body.startswith("stepping")
+    ]
     values = bits(kept)
     eager = _twin(world)
     for number in range(3):

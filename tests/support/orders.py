@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def some_order(size: int, edges: Iterable[tuple[int, int]], chosen: random.Random) -> list[int]:
-    """A random one, of ``size`` nodes. ``edges``: pairs of a node and one that comes after it."""
+    """A random order of ``size`` nodes. ``edges``: pairs of a node and one that has to come after it."""
     before: list[set[int]] = [set() for _ in range(size)]
     for first, then in edges:
         before[then].add(first)

@@ -41,7 +41,7 @@ class Block:
     language: str
     text: str
     line: int
-    """Of its first line in the page, from 1 on."""
+    """Number of its first line in the page, from 1 on."""
     directive: str = ""
     printed: str | None = None
     """What the page says that it prints."""

@@ -1,4 +1,4 @@
-"""A cache of one test, and what the log says of it."""
+"""A cache of plans for one test, and what the log says of it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def described(x: torch.Tensor, other: object) -> torch.Tensor:
 
 
 def run(body: Body, *others: Any, num_calls: int = 3, **options: Any) -> Captured:
-    """Decorate anew, which knows no more than a new process does, and call a few times with right results."""
+    """Capture the body anew, as a new process would, and call it a few times; each result has to be right."""
     function = capture(body, **options)
     _alive.append(function)
     for count in range(num_calls):

@@ -53,10 +53,10 @@ _WHOLE = {  # how far below the top of the stack lies what is looked into
 
 @define(eq=False)
 class Covered:
-    """What some guards tell of."""
+    """The names, containers and slots that guards of some recordings look at."""
 
     names: dict[int, set[str]] = field(factory=dict)
-    """By ``id`` of a dict or a class."""
+    """Names that are guarded, by ``id`` of the dict or class."""
     whole: set[int] = field(factory=set)
     """``id`` of containers and cells."""
     slots: set[tuple[int, str]] = field(factory=set)
@@ -64,7 +64,7 @@ class Covered:
     """``id`` of what the body itself changes: effects are another matter."""
 
     def add(self, guard: Guard) -> None:
-        """What this one tells of."""
+        """Add what one guard looks at."""
         holder, expected = guard.source.holder, guard.expected
         match guard.kind:
             case "members":
@@ -286,7 +286,11 @@ def _top(frame: types.FrameType, offset: int) -> int:
 
 
 def _variables(code: types.CodeType) -> list[str]:
-    return [*code.co_varnames, *[one for one in code.co_cellvars if one not in code.co_varnames], *code.co_freevars]
+    return [
+        *code.co_varnames,
+        *[name for name in code.co_cellvars if name not in code.co_varnames],
+        *code.co_freevars,
+    ]
 
 
 def _cells_of(frame: types.FrameType) -> dict[str, Any]:
@@ -301,7 +305,7 @@ def _heights(code: types.CodeType) -> dict[int, int]:
     """By offset of an instruction: how high the stack is before it. What is reached by exceptions alone is left out."""
     instructions = list(dis.get_instructions(code))
     following = {one.offset: other.offset for one, other in itertools.pairwise(instructions)}
-    by_offset = {one.offset: one for one in instructions}
+    by_offset = {instruction.offset: instruction for instruction in instructions}
     found: dict[int, int] = {}
     todo = [(0, 0)]
     while todo:
@@ -318,7 +322,7 @@ def _heights(code: types.CodeType) -> dict[int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def _instructions(code: types.CodeType) -> dict[int, dis.Instruction]:
-    return {one.offset: one for one in dis.get_instructions(code)}
+    return {instruction.offset: instruction for instruction in dis.get_instructions(code)}
 
 
 def _outside() -> dict[int, Any]:
@@ -326,7 +330,7 @@ def _outside() -> dict[int, Any]:
     with all_objects():
         gc.collect()
         kept = gc.get_objects()
-        untracked = [one for one in gc.get_referents(*kept) if type(one) is dict]
+        untracked = [referent for referent in gc.get_referents(*kept) if type(referent) is dict]
         return {id(one): one for one in (*kept, *untracked)}
 
 

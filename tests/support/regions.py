@@ -68,7 +68,7 @@ class Block(nn.Module):
 
 
 Program = Callable[[Any, int], Any]
-"""Of a model and a number that all randomness is made of."""
+"""A function of a model and a seed."""
 
 
 def twins(make: Callable[[], Any]) -> tuple[Any, Any]:

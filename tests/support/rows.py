@@ -168,7 +168,10 @@ def copies_back(node: Node) -> int:
     if isinstance(node.recording, Tape):
         return sum(step.function == "copy_" for step in node.recording.copies_out)
     staging = node.recording._input_copies.staging  # type: ignore[union-attr] # a CUDA recording
-    return int(sum(one.back for one in staging.singles) + sum(len(one.members) for one in staging.groups if one.back))
+    return int(
+        sum(single.back for single in staging.singles)
+        + sum(len(group.members) for group in staging.groups if group.back)
+    )
 
 
 def results(node: Node) -> OutputPlan:

@@ -21,7 +21,7 @@ class Notes:
         self._append, self._memory = _libc.strcat, _libc.calloc(1, _SIZE)
 
     def add(self, text: object) -> None:
-        """Note one."""
+        """Note a text."""
         self._append(self._memory, f"{text};".encode())
 
     def all(self) -> list[str]:

@@ -105,7 +105,7 @@ def _members(value: Any, seen: dict[int, int]) -> Any:
         items = [(digest(name, {}), digest(one, seen)) for name, one in value.items()]
     elif isinstance(value, (set, frozenset)):
         members = sorted(value, key=lambda one: repr(digest(one, {})))  # a set's own order follows from addresses
-        items = [repr(digest(one, seen)) for one in members]
+        items = [repr(digest(member, seen)) for member in members]
     return kind.__name__, items, _attributes(value, seen)
 
 

@@ -371,7 +371,7 @@ def source_of(statements: str, form: str, context: str, *, returned: bool = Fals
         ]
     lines += ["return y" if returned else "return y + 1"]
     depth = 1 if form == "function" else 2
-    body = "\n".join("    " * depth + one for one in lines)
+    body = "\n".join("    " * depth + line for line in lines)
     if form != "function":
         body = re.sub(r"\be\b(?=[.,)])", "self", body)
     return _FORMS[form].format(body=body)
