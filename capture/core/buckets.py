@@ -97,7 +97,7 @@ class Buckets:
             for tolerance in self.tolerances
             if not tolerance[0] or path == tolerance[0] or path.startswith(f"{tolerance[0]}.")
         ]
-        return max(fitting, key=lambda one: len(one[0]))[1:] if fitting else (0.0, 0.0)
+        return max(fitting, key=lambda tolerance: len(tolerance[0]))[1:] if fitting else (0.0, 0.0)
 
     def num_rungs(self) -> int:
         """How many recordings the ladders ask for."""

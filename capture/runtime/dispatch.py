@@ -360,10 +360,10 @@ def _timed(
     if timing.wants_body:
         return done(measure_body(captured, entry, captured.call(values, leaves), tree))
     before, clock = captured.log.counters.replays, payoff.clock_of(entry)
-    found, begin = payoff.clock() - begun.begun, clock()
+    search, begin = payoff.clock() - begun.begun, clock()
     reply = go_on(captured, entry, node, values, leaves, tree)
     if captured.log.counters.replays == before + 1:
-        timing.note_replay(found + clock() - begin)
+        timing.note_replay(search + clock() - begin)
     return reply
 
 

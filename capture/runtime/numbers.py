@@ -263,12 +263,13 @@ def _differing_places(captured: Captured, key: Any, key_before: Any) -> list[tup
 
 
 def _numbers_in(parts: Sequence[Any], others: Sequence[Any]) -> list[int]:
-    """Where these are other numbers, if they differ in nothing else."""
+    """The positions at which two keys have other numbers of the same type; empty where they differ in more."""
     if len(parts) != len(others):
         return []
-    found = [at for at, (one, two) in enumerate(zip(parts, others, strict=True)) if one != two]
-    pairs = [(parts[at], others[at]) for at in found]
-    return found if all(is_number(one) and is_number(two) and one[0] is two[0] for one, two in pairs) else []
+    places = [at for at, (part, other) in enumerate(zip(parts, others, strict=True)) if part != other]
+    pairs = [(parts[at], others[at]) for at in places]
+    both = all(is_number(part) and is_number(other) and part[0] is other[0] for part, other in pairs)
+    return places if both else []
 
 
 def is_number(part: Any) -> bool:
