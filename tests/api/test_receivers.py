@@ -18,7 +18,7 @@ from tests.support.decorated import fresh as fresh
 
 
 def through(weight: Tensor, x: Tensor) -> Tensor:
-    """What the methods below compute."""
+    """The computation of the methods below."""
     return torch.relu(x @ weight) + 1
 
 

@@ -16,7 +16,8 @@ from tests.support.processes import run_python
 
 
 def replicated(module: nn.Module) -> Any:
-    """As ``torch.nn.parallel.replicate`` does it, with doubled parameters in place of another device."""
+    """Copies of a module, as ``torch.nn.parallel.replicate`` makes them, with doubled parameters in place of another
+    device."""
     modules = list(module.modules())
     replicas = [each._replicate_for_data_parallel() for each in modules]
     for original, replica in zip(modules, replicas, strict=True):

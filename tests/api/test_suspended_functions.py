@@ -49,7 +49,7 @@ KINDS: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 def again(function: Any) -> Any:
-    """The same function, of which nothing is known."""
+    """A copy of the function, of which the library knows nothing yet."""
     return types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
 
 

@@ -487,7 +487,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if rich were not installed."""
+    """Have imports of rich fail, as if it were not installed."""
     for name in ("rich", "rich.progress", "rich.console"):
         monkeypatch.setitem(sys.modules, name, None)
 

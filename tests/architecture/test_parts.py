@@ -30,7 +30,7 @@ def test_what_is_no_part_is_refused(part: str) -> None:
 
 
 class Case:
-    """What ``mark_dealt`` asks of a collected test."""
+    """A collected test, with what ``mark_dealt`` asks of it."""
 
     def __init__(self, name: str, one_in: int | None) -> None:
         self.nodeid, self.one_in, self.marks = name, one_in, list[str]()

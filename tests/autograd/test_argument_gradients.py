@@ -44,7 +44,7 @@ def forces_of_parts(parts: dict[str, Tensor], w: nn.Parameter) -> list[Tensor]:
 
 
 def twice(parts: dict[str, Tensor], w: nn.Parameter) -> list[Tensor]:
-    """The same object in two places."""
+    """A body that gets the same object in two places."""
     energy = (parts["a"] * w).sum() * (parts["c"] * w).sum()
     return list(torch.autograd.grad(energy, [parts["a"]]))
 
@@ -63,7 +63,7 @@ def attack(x: Tensor, w: nn.Parameter) -> Tensor:
 
 
 def switched_on(x: Tensor, w: nn.Parameter) -> Tensor:
-    """As it is called under ``no_grad``."""
+    """A body that switches gradients on; it is called under ``no_grad``."""
     with torch.no_grad():
         before = x * 3
     with torch.enable_grad():

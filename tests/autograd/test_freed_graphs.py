@@ -74,7 +74,7 @@ def micro_batch(t: Trainer, x: Tensor) -> Any:
 
 
 def differentiated_twice(t: Trainer, x: Tensor) -> Any:
-    """As where a network solves an equation: the graph of the loss has a leaf that the body made."""
+    """A step as of a network that solves an equation: the graph of the loss has a leaf that the body made."""
     at = x.clone().requires_grad_()
     u = t.net(at)
     (slope,) = torch.autograd.grad(u.sum(), at, create_graph=True)

@@ -20,14 +20,14 @@ from tests.support.regions import fresh as fresh
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """That calls go eager afterwards is said, which is a test of its own."""
+    """Ignore the warning that calls go eager afterwards; another test is about it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         yield
 
 
 def penalty(module: Any, x: Tensor, parameters: list[Tensor]) -> list[Any]:
-    """As in WGAN-GP."""
+    """A gradient penalty as in WGAN-GP."""
     for one in parameters:
         one.grad = None
     leaf = x.clone().requires_grad_()

@@ -192,7 +192,7 @@ def test_a_whole_step_where_nodes_are_kept_and_hooked() -> None:
 
 @contextlib.contextmanager
 def another_thread() -> Iterator[None]:
-    """It does nothing, but nobody knows that."""
+    """Have a second thread that only waits. The library cannot know that it does nothing else."""
     done = threading.Event()
     thread = threading.Thread(target=done.wait, daemon=True)
     thread.start()
@@ -255,7 +255,7 @@ def test_arguments_are_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Monitor(threading.Thread):
-    """As a progress bar has one."""
+    """A thread that wakes up at times, as the one of a progress bar."""
 
     __module__ = "tqdm._monitor"
 

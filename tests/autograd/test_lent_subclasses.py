@@ -52,7 +52,7 @@ def whole(tensor: Any) -> Any:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> list[SavedGraph]:
-    """Of all that is recorded, on a device as far as regions know."""
+    """The programs of all regions that get recorded. Regions take the tensors for those of a device."""
     on_a_device(monkeypatch)
     settled, settle = list[SavedGraph](), Region.settle
 

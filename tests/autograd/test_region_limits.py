@@ -155,7 +155,7 @@ class Play:
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
 
     def act(self, number: int) -> list[Any]:
-        """One action; gives what it computed."""
+        """Do one action, and give what it computed."""
         choices = ["forward"] * 5 + ["chain"] * 2 + ["backward"] * 5
         choices += ["drop", "zero", "step", "keep", "grad", "eval", "mark"]
         action = self.random.choice(choices)

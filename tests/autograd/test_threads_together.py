@@ -56,7 +56,7 @@ def bits(tensors: Sequence[Tensor | None]) -> list[Any]:
 
 
 class Shared:
-    """What all threads call, and each thread's own."""
+    """The functions that all threads call, and the state of each thread."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)

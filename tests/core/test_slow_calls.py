@@ -44,7 +44,7 @@ def slow(x: Tensor) -> Tensor:
 
 
 def said(stderr: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What standard error got of a few calls."""
+    """What a few calls write to standard error."""
     captured = capture(slow, name="f")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", stderr)

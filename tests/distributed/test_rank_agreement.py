@@ -40,7 +40,7 @@ def summing() -> Any:
 
 
 def right(step: Step, number: int, *args: Any) -> None:
-    """One call of both ranks, with the value that eager gives."""
+    """Make one call on each rank, and compare it with the value that eager gives."""
     rank = dist.get_rank()
     x = torch.full((1000,), float(number + rank))
     assert torch.equal(step(x, *args), torch.full((1000,), 1.5 * (2 * number + 1) + 1)), number
@@ -294,7 +294,7 @@ def group_ends(rank: int) -> None:
 
 
 class Late(Exception):
-    """As a request's timeout."""
+    """Raised by a signal, as the timeout of a request is."""
 
 
 def raises_in_its_recording(rank: int) -> None:

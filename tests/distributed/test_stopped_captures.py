@@ -29,7 +29,7 @@ from tests.support.unseen import Notes
 
 
 class Late(Exception):
-    """As a request's timeout."""
+    """Raised by a signal, as the timeout of a request is."""
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ def name_of(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub and MkDocs make them."""
+    """The anchors of the headings, as GitHub and MkDocs make them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -34,7 +34,7 @@ def region(build: Build) -> Build:
 
 
 def eager_region(build: Build) -> Build:
-    """One that cannot be cut off from the caller's graph."""
+    """A region that cannot be cut off from the caller's graph, so that it runs eagerly."""
     EAGER.add(build.__name__)
     return region(build)
 

@@ -54,7 +54,7 @@ class Part:
 
 @define(eq=False)
 class World:
-    """One side of the twin: everything a caller owns."""
+    """One of the two sides that are compared: everything that a caller owns."""
 
     captured: bool
     outputs: Literal["preserve", "clone"] = "preserve"
@@ -80,19 +80,19 @@ class World:
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
-        """This world's generator state, for one action."""
+        """Have this world's generator state during one action."""
         set_rng_state(self.rng)
         with torch.enable_grad():
             yield
         self.rng = rng_state()
 
     def parameters(self) -> list[Tensor]:
-        """Of all parts, each once."""
+        """The parameters of all parts, each once."""
         found = {id(p): p for part in self.parts for p in part.module.parameters()}
         return list(found.values())
 
     def forget_gradients(self) -> None:
-        """As after a backward pass that raised."""
+        """Clear gradients as a caller does after a backward pass that raised."""
         waiting = [tensor for one in self.pending for tensor in (*one.inputs, *one.outputs)]
         for tensor in (*self.parameters(), *self.former, *[t for t in waiting if t.is_leaf or t.retains_grad]):
             tensor.grad = None

@@ -277,7 +277,7 @@ def write(w: World, target: int, form: int, seed: int) -> None:
 
 
 def again(w: World, target: int, form: int, seed: int) -> None:
-    """One more loss of outputs that were kept."""
+    """Differentiate one more loss of outputs that were kept."""
     kept = [one for one in w.pending if one.outputs]
     if kept:
         one = kept[target % len(kept)]
@@ -503,7 +503,7 @@ _REFUSALS = ("one of the variables needed for gradient", "Trying to backward thr
 
 
 def _outcome(world: World, act: Act, target: int, form: int, seed: int) -> str | None:
-    """What an action raised: its type and how its text begins. The result goes to the world's scratch."""
+    """The type of what an action raised, and how its text begins. The result goes to the world's scratch."""
     with world.modes():
         try:
             world.scratch.append(("result", act(world, target, form, seed)))

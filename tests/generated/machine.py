@@ -36,7 +36,7 @@ NAMES: tuple[str, ...] = tuple(CATALOGUE)  # of both files of bodies, which are 
 
 @define
 class Tally:
-    """What captured functions did, over many programs."""
+    """Counts of what captured functions did, over many programs."""
 
     calls: dict[str, int] = field(factory=dict)
     replays: dict[str, int] = field(factory=dict)
@@ -185,7 +185,7 @@ def _borrowing(x: Tensor) -> Tensor:
 
 
 def _outcome(world: World, act: Act, target: int, form: int, seed: int) -> str | None:
-    """What an action raised, as text; the result goes to the world's scratch."""
+    """The text of what an action raised. The result goes to the world's scratch."""
     raised = None
     with world.modes():
         try:

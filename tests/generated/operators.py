@@ -133,7 +133,7 @@ def compared(
 
 
 def fresh(given: Any) -> Any:
-    """The same arguments on memory of their own."""
+    """Copies of the arguments, in memory of their own."""
     return tree_map(
         lambda leaf: leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf,
         given,

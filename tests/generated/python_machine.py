@@ -51,7 +51,7 @@ def read_all(states: Several) -> Any:
 
 @define(eq=False)
 class World:
-    """One side: its namespaces, and the function that reads them."""
+    """One of the two sides that are compared: its namespaces, and the function that reads them."""
 
     kinds: list[Kind]
     states: Several = field(factory=Several)
@@ -60,7 +60,7 @@ class World:
     captured: Any = None
 
     def build(self, program: Program, name: str) -> World:
-        """As it stands before the first action."""
+        """The namespaces as they are before the first action."""
         for at, kind in enumerate(self.kinds):
             self.spaces.append(space_of(kind, f"{name}_{at}"))
             self.states.parts.append((self.spaces[at]["reads"], self.spaces[at]["state"]))
@@ -74,7 +74,7 @@ class World:
         return self
 
     def act(self, action: int, kind: int, change: int) -> Any:
-        """One action, and what comes of it."""
+        """Do one action; gives its result, or what it raised."""
         x = torch.arange(1.0, 4.0, device=DEVICE) + float(change % 2)
         if action < 6:
             return self.side.outcome(x)

@@ -275,7 +275,7 @@ def test_results_of_another_kind_than_in_the_watched_run(executes: bool, monkeyp
 
 @torch.library.custom_op("capture_tests::at_address", mutates_args=())
 def at_address(x: Tensor, address: int) -> Tensor:
-    """What lies there, where it is the host's memory."""
+    """The values at this address, if it is one of the host's memory."""
     found = torch.empty_like(x)
     if x.device.type == "cpu":
         ctypes.memmove(found.data_ptr(), address, found.nbytes)

@@ -25,7 +25,7 @@ KNOWN: frozenset[str] = frozenset()
 
 
 class Boom(Exception):
-    """What bodies raise on request."""
+    """The error that bodies raise on request."""
 
 
 class Mismatch(AssertionError):
@@ -74,7 +74,7 @@ def fresh(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int 
 
 @define(eq=False)
 class World:
-    """One side of the twin: everything a caller owns."""
+    """One of the two sides that are compared: everything that a caller owns."""
 
     captured: bool
     inputs: Literal["auto", "bind"] = "auto"
@@ -116,7 +116,7 @@ class World:
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
-        """This world's generator state and modes, for one action."""
+        """Have this world's generator state and modes during one action."""
         set_rng_state(self.rng)
         torch.set_default_dtype(self.default)
         with (

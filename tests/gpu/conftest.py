@@ -16,7 +16,8 @@ from tests.gpu.support import ON_CUDA, forget_runs
 
 @pytest.fixture(autouse=True, scope="package")
 def small_heap() -> Iterator[None]:
-    """What the imports made is not looked at again: a collection before each recording would take most of the time."""
+    """Freeze what the imports made, so that collections skip it: one before each recording would take most of the
+    time."""
     gc.collect()
     gc.freeze()
     yield

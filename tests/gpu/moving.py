@@ -52,7 +52,7 @@ class Holder(nn.Module):
 
 @frozen
 class Kernel:
-    """One kind: its body, its tensors by seed, and its input by seed. ``cuda``: on that device only."""
+    """One kind of kernel: its body, its tensors by seed, and its input by seed. ``cuda``: it runs on a GPU only."""
 
     body: Body
     tensors: Callable[[int], Tensors]
@@ -247,7 +247,7 @@ def put(holder: Holder, name: str, position: int | None, tensor: Tensor) -> Tens
 
 
 def spoil(tensor: Tensor) -> None:
-    """What reads this memory from now on computes something else."""
+    """Overwrite this memory, so that what still reads it computes something else."""
     tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
 
 
@@ -296,7 +296,7 @@ def check_bound(kernel: Kernel, calls: int = 10) -> Any:
 
 
 def _both(captured: Any, theirs: Holder, x: Tensor, draws: list[Any]) -> list[Any]:
-    """One call of each from the same generator states."""
+    """One call of each function, from the same generator states."""
     _set(draws)
     actual = captured(x.clone())
     _set(draws)

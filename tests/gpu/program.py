@@ -82,7 +82,7 @@ def run(step: Step) -> list[Tensor]:
 
 
 def plain_functions() -> Functions:
-    """As they were defined."""
+    """The functions as they were defined, not captured."""
     return {"f": f, "g": g, "h": h, "update": update}
 
 

@@ -49,7 +49,7 @@ def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tens
 
 
 def host(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The same in ordinary memory of the host."""
+    """Random values as those of ``rand``, in ordinary memory of the host."""
     generator = torch.Generator().manual_seed(seed)
     if dtype is torch.bool:
         return torch.rand(shape, generator=generator) > 0.5
@@ -60,13 +60,13 @@ def host(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tens
 
 
 def pinned(*shape: int, seed: int = 0) -> Tensor:
-    """The same in pinned memory of the host."""
+    """Random values in pinned memory of the host."""
     values = host(*shape, seed=seed)
     return values.pin_memory() if ON_CUDA else values
 
 
 def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What the body itself returns, not counted."""
+    """The result of the body itself; the call is not counted."""
     count = len(_ran.all())
     result = function.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
     _ran.keep(count)

@@ -51,7 +51,7 @@ def one_less(x: Tensor, turn: int, a: Tensor, b: Tensor) -> Tensor:
 
 
 def other_output(x: Tensor, turn: int, a: Tensor, b: Tensor) -> Any:
-    """The same operators, another result."""
+    """A body of the same operators with another result."""
     y = x + a
     z = y - b
     return y if turn % 2 else z

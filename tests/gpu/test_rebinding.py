@@ -29,7 +29,7 @@ def finding(function: Any, code: str) -> list[Any]:
 
 
 def kernel_named(name: str) -> Kernel:
-    """One that runs here."""
+    """The kernel of this name; skips the test where it cannot run here."""
     kernel = KERNELS[name]
     if kernel.cuda and not ON_CUDA:
         pytest.skip("a kernel of CUDA's own")

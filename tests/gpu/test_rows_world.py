@@ -87,7 +87,7 @@ def test_row_161_each_device_has_its_own_recordings() -> None:
 
 
 def fillers() -> list[Tensor]:
-    """What gets the memory that was just given back."""
+    """Tensors that take the memory that was just given back."""
     return [torch.full((1 << 20,), 3.0, device=DEVICE) for _ in range(64)]
 
 

@@ -25,7 +25,8 @@ def _with_gradients() -> Iterator[None]:
 
 
 def forget_workspaces() -> None:
-    """What CUDAGraph Trees do around each of their recordings; whoever asks for memory then gets that."""
+    """Free cuBLAS's workspaces, as CUDAGraph Trees do around each of their recordings; the next allocation gets their
+    memory."""
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()

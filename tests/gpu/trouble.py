@@ -98,7 +98,7 @@ def raise_trouble(x: Tensor) -> None:
 
 
 def swallow(action: Callable[[], Any]) -> None:
-    """What a library does that probes for a feature."""
+    """Catch an error, as a library does that probes for a feature."""
     try:
         action()
     except RuntimeError:

@@ -61,7 +61,7 @@ class Outer(nn.Module):
 
 
 def reader_of(reader: str, state: Any, read: Read) -> Callable[[Tensor], Tensor]:
-    """What is captured."""
+    """The function that is captured."""
     if reader == "function":
         return lambda x: x * read(state)
     made: Any = {"method": Holder, "module": Layer, "nested module": Outer}[reader](state, read)

@@ -358,7 +358,7 @@ _CLASSES = ((Processor, "__call__"), (cholesky_jitter, "_state"), (Settings, "_s
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """What switches change for the process is put back."""
+    """Undo what a switch changes for the whole process."""
     tables = [(table, dict(table)) for table in _TABLES]
     kept: list[tuple[type, str, Any]] = [(kind, name, kind.__dict__.get(name)) for kind, name in _CLASSES]
     try:

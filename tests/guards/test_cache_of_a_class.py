@@ -19,7 +19,7 @@ class Shared(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """One made by the first module that met the size."""
+        """Use a table that the first module with this size made."""
         size = x.shape[-1]
         if size not in Shared.tables:
             Shared.tables[size] = torch.linspace(0, 1, size)

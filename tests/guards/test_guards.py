@@ -31,7 +31,7 @@ from capture.torch_private.tensor_reads import static_tensors
 
 
 def look(source: Source) -> Any:
-    """What a source leads to. Raises where it leads nowhere."""
+    """The value that a source leads to. Raises where it leads nowhere."""
     match source.kind:
         case "item":
             if isinstance(source.holder, dict) and source.name not in source.holder:

@@ -50,7 +50,7 @@ def test_no_read_without_a_guard(name: str, grad: bool) -> None:
 
 
 def _calls(name: str, switch: str, *, ours: bool) -> list[Any]:
-    """What calls before the switch and after it give."""
+    """The results of calls before the switch and after it."""
     torch.manual_seed(0)
     with apart(), torch.set_grad_enabled(name == "agent"):
         body = BODIES[name]()

@@ -89,14 +89,14 @@ def leaves(value: Any) -> list[Any]:
 
 
 def shared(model: Model) -> Adapter:
-    """One whose layers have one weight."""
+    """An adapter whose layers have one weight."""
     made = Adapter(8)
     made.up.weight = made.down.weight
     return made
 
 
 def kept(model: Model) -> Adapter:
-    """One whose weight the model has in another place, too."""
+    """An adapter whose weight the model has in another place, too."""
     made = Adapter()
     made.up.weight = model.second.up.weight
     return made

@@ -12,7 +12,7 @@ from tests.support.device import DEVICE
 
 
 class Registry(dict[Any, Any]):
-    """As a library keeps its classes: looked up by what has a name."""
+    """A dict that looks values up by the key's ``__name__``, as libraries keep their classes."""
 
     scale: float
 

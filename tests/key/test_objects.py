@@ -69,7 +69,7 @@ class Store:
 
 
 class Data:
-    """As graphs are kept: the members in a store that knows whose it is."""
+    """An object with its members in a store that refers back to it, as data sets of graphs have."""
 
     def __init__(self, **members: Any) -> None:
         self.__dict__["store"] = Store(self)

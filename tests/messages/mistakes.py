@@ -181,7 +181,7 @@ def stepping(end: Callable[[Tensor], Any], keeps_graph: bool = False, **options:
 
 @mistake(lambda: stepping(lambda loss: loss.detach()))
 def returned_loss() -> Any:
-    """Whose graph is kept; where it is freed, the step is recorded."""
+    """A step that returns its loss, whose graph is kept. Where the graph is freed, the step is recorded."""
     return stepping(lambda loss: loss, keeps_graph=True)
 
 

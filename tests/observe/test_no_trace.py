@@ -52,7 +52,7 @@ class Messy(nn.Module):
 
 
 class Tidy(Messy):
-    """The same without Python state, so that it is recorded."""
+    """The module without Python state, so that it is recorded."""
 
     @override
     def forward(self, x: Tensor, own: torch.Generator) -> Tensor:

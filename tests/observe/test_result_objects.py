@@ -40,7 +40,7 @@ def taken(values: Any) -> list[Any]:
 
 
 def put(one: Any, name: str, value: Any) -> Any:
-    """As the caller of a function may do with what it got."""
+    """Set an attribute, as the caller of a function may do with what it got."""
     setattr(one, name, value)
     return one
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the new environment."""
+    """The Python of the new environment."""
     return new_environment(tmp_path_factory.mktemp("user"), wheel)
 
 

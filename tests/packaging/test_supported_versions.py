@@ -22,7 +22,7 @@ PYTHONS = sorted(
 
 
 def is_built(identifier: str) -> bool:
-    """As ``cibuildwheel`` reads its lists of patterns."""
+    """Whether a wheel is built for this version, as ``cibuildwheel`` reads its lists of patterns."""
     expanded = [part for pattern in WHEELS["skip"] for part in pattern.split()]
     wanted = any(fnmatch.fnmatch(identifier, pattern) for pattern in WHEELS["build"])
     return wanted and not any(fnmatch.fnmatch(identifier, pattern) for pattern in expanded)

@@ -19,7 +19,7 @@ BLANK = re.compile(r"<<.*?>>")
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """What the tests of the rules need, none of which needs torch."""
+    """A copy of the files that the tests of the rules need; none of them needs torch."""
     for folder in ("capture", "scripts", "tests/rules", "tests/support", "tests/golden"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

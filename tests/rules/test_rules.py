@@ -161,7 +161,7 @@ def test_only_rules_that_may_decide_count_for_plans() -> None:
 
 
 def folder_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> tuple[Rule, ...]:
-    """What is found in a package of these files; ``{PAGE}`` stands for a page of documentation."""
+    """The rules of a package with these files; ``{PAGE}`` stands for a page of documentation."""
     package = tmp_path / f"rules_of_{tmp_path.name}"
     package.mkdir()
     (package / "__init__.py").write_text("")

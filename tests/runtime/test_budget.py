@@ -32,7 +32,7 @@ Arguments = Callable[[int], tuple[Any, ...]]
 
 
 class Context:
-    """What a program puts into a global anew for each call."""
+    """An object that a program puts into a global anew for each call."""
 
     def __init__(self, number: int) -> None:
         self.scale = float(number)

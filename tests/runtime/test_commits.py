@@ -33,7 +33,7 @@ def fresh() -> Iterator[None]:
 
 
 class World(nn.Module):
-    """What a body may change."""
+    """The state that a body may change."""
 
     def __init__(self) -> None:
         super().__init__()

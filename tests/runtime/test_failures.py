@@ -73,7 +73,7 @@ class Failing(nn.Module):
 
 
 def failing(trigger: Trigger, error: BaseException | None = None) -> Failing:
-    """One that fails in the calls that the trigger names."""
+    """A module that fails in the calls that the trigger names."""
     return Failing(Gate(trigger, Trouble("in the middle") if error is None else error))
 
 

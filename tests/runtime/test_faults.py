@@ -45,7 +45,7 @@ class Counts(nn.Module):
 
 
 class Steady(Counts):
-    """The same without the counter of runs, which recordings do not keep up."""
+    """The module without the counter of runs, which recordings do not keep up."""
 
     @override
     def forward(self, x: torch.Tensor) -> Any:

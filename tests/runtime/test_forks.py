@@ -49,7 +49,7 @@ def fresh() -> Iterator[None]:
 
 
 def in_fork(run: Callable[[], Any]) -> Any:
-    """What this gives in a child; its exception, or ``hangs``."""
+    """What a function gives in a child process; its exception, or ``hangs``."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -100,7 +100,8 @@ before: dict[str, Any] = {}
 
 
 def stand_ins() -> list[str]:
-    """What is another one than before the watches of this test, in classes and modules that a watch changes."""
+    """The names of the attributes, of classes and modules that a watch changes, that differ from before this test's
+    watches."""
     now = attributes()
     return [name for name in before.keys() | now.keys() if before.get(name) is not now.get(name)]
 
@@ -259,7 +260,7 @@ def test_a_body_that_forks() -> None:
 
 
 def use_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that has used one: torch tells of waits there, and raises where a child asks it to."""
+    """Have torch look as in a process that has used a GPU: it reports waits, and raises in a child if asked to."""
     parent = os.getpid()
 
     def set_mode(mode: int) -> None:

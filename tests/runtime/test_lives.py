@@ -227,7 +227,7 @@ def test_an_error_that_is_asked_for_stays_one() -> None:
 
 
 def budget(calls: int, replays: int, *, ms: float = 10.0) -> Budget:
-    """Of a state that was watched and recorded once, and called so often; a call takes 1 ms."""
+    """The budget of a state that was watched and recorded once and then called so often; a call takes 1 ms."""
     made = Budget(Counters(), MOST)
     made.spend("observations", ms)
     made.spend("recordings", ms / 4)

@@ -41,12 +41,12 @@ def one_for_each() -> AbstractContextManager[Any]:
 
 
 def is_lifted(f: Any) -> bool:
-    """One recording serves all values."""
+    """Whether one recording serves all values."""
     return any("one recording serves" in one.detail for one in recordings(f).events)
 
 
 def reasons(f: Any) -> list[str]:
-    """What became of numbers."""
+    """The texts of the events that are about numbers."""
     return [one.detail for one in recordings(f).events if "number" in one.detail]
 
 

@@ -29,7 +29,7 @@ def _no_plans() -> Iterator[None]:
 
 
 def is_lifted(f: Any) -> bool:
-    """One recording serves all values."""
+    """Whether one recording serves all values."""
     return any("one recording serves" in one.detail for one in recordings(f).events)
 
 

@@ -54,7 +54,7 @@ def written(box: Box, x: Tensor, at: Tensor) -> Tensor:
 
 
 def overwritten(box: Box, x: Tensor, at: Tensor) -> Tensor:
-    """What the body sets before the operator that raises is overwritten after it."""
+    """A body that overwrites, after the operator that raises, what it set before."""
     box.last = torch.tanh(x) + 1
     box.before = box.last.view(-1)[1:]
     found = functional.embedding(at, box.table)
@@ -83,7 +83,7 @@ def caught(box: Box, x: Tensor, at: Tensor) -> Tensor:
 
 
 def caught_once(box: Box, x: Tensor, at: Tensor) -> Tensor:
-    """It does so in each call: of no tensor that was made before."""
+    """A body that catches an error in each call, of an operator on no tensor that was made before."""
     y = x.sin()
     try:
         box.table[at + 100]

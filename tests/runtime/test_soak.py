@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def served(tmp_path: Path, seconds: float, threads: int, sizes: int) -> dict[str, Any]:
-    """What it measured, on the CPU, in a process of its own: its main thread takes signals."""
+    """The measurements of a server on the CPU, in a process of its own, whose main thread takes signals."""
     out = tmp_path / "out.json"
     command = [sys.executable, "-m", "benchmarks.server", "--seconds", str(seconds), "--threads", str(threads)]
     command += ["--sizes", str(sizes), "--out", str(out)]

@@ -27,7 +27,7 @@ def written_before_a_read(memory: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def replays(size: int) -> int:
-    """Of eight calls of a body that writes so many bytes, each of which gives eager's bits."""
+    """How many of eight calls of a body that writes so many bytes are replays. Each has to give eager's bits."""
     ours, eager = torch.zeros(size // 4), torch.zeros(size // 4)
     f, g = capture(written_before_a_read(ours)), written_before_a_read(eager)
     for number in range(8):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 
 
 class World:
-    """What a body changes: memory, an attribute, a list, a generator."""
+    """The state that a body changes: memory, an attribute, a list, a generator."""
 
     def __init__(self) -> None:
         self.total, self.last, self.log = torch.zeros(4), torch.zeros(4), [0]

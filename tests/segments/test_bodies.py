@@ -68,7 +68,7 @@ def both(name: str, calls: int = CALLS) -> Any:
 
 
 def compared(make: Callable[[], Program], calls: int = CALLS) -> Any:
-    """As ``both``, for a program that is not in the table."""
+    """Compare calls of a program that is not in the table with eager ones, as ``both`` does."""
     set_rng_state(torch.Generator(rng_device()).manual_seed(5).get_state())
     expected, _ = run(make(), calls, captured=False)
     set_rng_state(torch.Generator(rng_device()).manual_seed(5).get_state())

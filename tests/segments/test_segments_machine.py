@@ -47,7 +47,7 @@ def drawn(number: int) -> Drawn:
 
 @define(eq=False)
 class World:
-    """What one program keeps, and its islands."""
+    """The state of one program, and its islands."""
 
     state: Tensor = field(factory=lambda: torch.zeros(4, 4))
     log: list[Any] = field(factory=list)

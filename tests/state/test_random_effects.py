@@ -153,7 +153,7 @@ class World:
         self.call = capture(self.m.run) if captured else self.m.run
 
     def step(self, number: int, actions: list[str]) -> Any:
-        """What the call gives, or raises, and all that the program has then."""
+        """What the call gives or raises, and all state of the program after it."""
         scope = self.module.__dict__
         for one in actions:
             exec(one, scope)  # noqa: S102

@@ -32,7 +32,7 @@ class World:
         self.own = set(self.module.__dict__)
 
     def call(self, number: int) -> Any:
-        """What the call gives, and all that the program has then."""
+        """What the call gives, and all state of the program after it."""
         scope, given = self.module.__dict__, list[Any]()
         scope["between"](number)
         mark_step_begin()

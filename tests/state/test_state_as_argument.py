@@ -122,7 +122,7 @@ def test_state_in_a_container() -> None:
 
 
 class Context:
-    """One for each call, and it leads to the model."""
+    """An object that is made for each call and leads to the model."""
 
     def __init__(self, net: nn.Module, x: Tensor) -> None:
         self.net, self.x, self.y = net, x, None

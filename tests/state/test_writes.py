@@ -46,7 +46,7 @@ class World:
         np.random.seed(1)
 
     def run(self, number: int, context: str) -> Any:
-        """What one call gives and leaves."""
+        """The result of one call, and the state after it."""
         x = x_of(number)
         with torch.no_grad() if context == "no grad" else contextlib.nullcontext():
             x.requires_grad_(context == "region")
@@ -60,7 +60,7 @@ class World:
         return given, digest(x.grad), {name: digest(self.scope.get(name)) for name in STATE}, drawn
 
     def recordings(self) -> Any:
-        """What became of the captured body."""
+        """The counters of the captured body."""
         return recordings(self.call.forward if isinstance(self.call, nn.Module) else self.call)
 
 
@@ -78,7 +78,7 @@ def _first_difference(eager: Any, captured: Any, path: str) -> str | None:
 
 
 def compare(name: str, form: str, context: str, *, returned: bool) -> None:
-    """The same calls in both worlds."""
+    """Make the same calls in both worlds, and compare them."""
     text = source_of(_ALL[name], form, context, returned=returned)
     thread_trees.forget_trees()
     eager = World(text, captured=False)

@@ -42,7 +42,7 @@ class Episodes:
         return self.obs, reward, done
 
     def log(self) -> Any:
-        """What an episode gave, in the middle of the last ones."""
+        """How many episodes ended, and the sum of what the last five gave."""
         return len(self.finished), sum(self.finished[-5:])
 
 
@@ -58,7 +58,7 @@ class Replay:
         self.at, self.capacity, self.full = 0, capacity, False
 
     def add(self, *values: Any) -> None:
-        """One transition, in the place of the oldest."""
+        """Store one transition in the place of the oldest."""
         for array, value in zip(self.arrays, values, strict=True):
             array[self.at] = value
         self.at = (self.at + 1) % self.capacity

@@ -42,7 +42,7 @@ def programs() -> dict[str, Program]:
 
 
 def names() -> list[str]:
-    """The same without importing a library."""
+    """The names of all programs, found without importing a library."""
     found = []
     for path in sorted((Path(__file__).parent / "programs").glob("[a-z]*.py")):
         table = path.read_text().rpartition("PROGRAMS = {")[2]
@@ -93,7 +93,7 @@ def _take(step: Callable[[int], Any], number: int) -> tuple[Any, float]:
 
 
 def run_one(name: str) -> dict[str, Any]:
-    """One program in this process."""
+    """Run one program in this process."""
     import torch
 
     from capture import capture

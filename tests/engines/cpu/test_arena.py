@@ -312,7 +312,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule(kept=st.sets(st.integers(0, 60), max_size=40))
     def restore(self, kept: set[int]) -> None:
-        """What is not given is forgotten, whether its storage lives or not."""
+        """Restore the arena with some blocks. It forgets the others, whether their storages live or not."""
         self.taken = {number: one for position, (number, one) in enumerate(self.taken.items()) if position in kept}
         self.arena.restore(None, [(block, storage) for block, storage, _ in self.taken.values()])
 

@@ -18,7 +18,7 @@ from capture.engines.cuda.kernel_params import DriverError, GraphNode
 
 @define(eq=False)
 class Driver:
-    """What nodes were set to: number of the node and its words."""
+    """A driver that notes, for each setting of a node, the node's number and its words."""
 
     log: list[tuple[int, dict[int, int]]] = field(factory=list)
     made: int = 0

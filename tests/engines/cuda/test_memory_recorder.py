@@ -117,7 +117,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Counting]:
 
 
 def again(ran: Ran) -> None:
-    """The same on the same memory."""
+    """Run a call again on the same memory."""
     run, args, kwargs, result = ran
     given = {id(one.untyped_storage()) for one in tensors_in(args, kwargs)}
     for into, out in zip(tensors_out(result), tensors_out(run(*args, **kwargs)), strict=True):
@@ -261,7 +261,7 @@ class Graph:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """One that tells of a chain of kernels, after a copy that the capture did not make."""
+    """A driver with a chain of kernels, behind a copy that the capture did not make."""
     told: dict[str, Any] = {"words": [], "data": {}, "edges": None, "set": None}
     plain = graph_edges.PLAIN
 

@@ -173,7 +173,8 @@ def lstm_state(wrap: Any) -> Any:
 
 
 class MoE(nn.Module):
-    """As mixtral-like repositories write it: a loop over experts, each on the tokens that chose it."""
+    """A mixture of experts as mixtral-like repositories write it: a loop over experts, each on the tokens that chose
+    it."""
 
     def __init__(self, experts: int = 4) -> None:
         super().__init__()

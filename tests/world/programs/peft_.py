@@ -63,7 +63,7 @@ def lora_training(wrap: Any) -> Any:
 
 
 def lora_reference(wrap: Any) -> Any:
-    """As preference tuning does: the same batch with the adapters and without."""
+    """A step of preference tuning: the same batch with the adapters and without."""
     model = _lora()
     call = wrap(model)
 
@@ -78,7 +78,7 @@ def lora_reference(wrap: Any) -> Any:
 
 
 def lora_switching(wrap: Any) -> Any:
-    """As a server does that has an adapter for each customer."""
+    """Requests of a server that has an adapter for each customer."""
     model = _lora()
     call = wrap(model)
 

@@ -16,7 +16,7 @@ from tests.world.parts import mlp, state_of
 
 
 class Noise(nn.Module):
-    """What predicts the noise of a small image, for a time and a class."""
+    """The network that predicts the noise of a small image, for a time and a class."""
 
     def __init__(self) -> None:
         super().__init__()
