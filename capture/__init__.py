@@ -121,7 +121,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(types.ModuleType):
-    """The class of this module, for the message to who writes ``@capture`` after ``import capture``."""
+    """The class of this module. It tells those who write ``@capture`` after ``import capture`` what to write."""
 
     def __call__(self, *_: object, **options: object) -> NoReturn:
         raise AnnotationError(

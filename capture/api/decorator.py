@@ -116,7 +116,7 @@ def capture(*targets: Any, **options: Any) -> Any:
 
 
 class _Decorator(functools.partial[Any]):
-    """What ``capture(**options)`` gives. It is no block, as ``torch.cuda.graph`` is one."""
+    """What ``capture(**options)`` gives. As a context manager, which ``torch.cuda.graph`` is, it raises."""
 
     def __enter__(self) -> NoReturn:
         raise AnnotationError(
@@ -124,7 +124,7 @@ class _Decorator(functools.partial[Any]):
         )
 
     def __exit__(self, *_: object) -> None:
-        """Python asks for it before it enters a block."""
+        """Python looks for this method before it calls ``__enter__``."""
 
 
 def _always(_: object) -> bool:

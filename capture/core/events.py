@@ -228,8 +228,8 @@ def parse_logs(text: str) -> dict[str, int]:
         names = tuple(_ARTEFACTS) if name == "all" else (name,)
         for artefact in names:
             if artefact not in _ARTEFACTS:
-                known = ("all", *_ARTEFACTS)
-                raise ValueError(f"unknown word {name!r}{suggestion(name, known)}; known: {', '.join(known)}")
+                words = ("all", *_ARTEFACTS)
+                raise ValueError(f"unknown word {name!r}{suggestion(name, words)}; known: {', '.join(words)}")
             for kind in _ARTEFACTS[artefact]:
                 if sign == "-":
                     levels.pop(kind, None)

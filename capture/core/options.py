@@ -156,16 +156,17 @@ def annotate(
 
 
 def codes(place: str, words: Iterable[str]) -> frozenset[str]:
-    """Codes of findings. Raises ``AnnotationError`` for a word that is none."""
-    found = set()
+    """These words as codes of findings, in capitals. Raises ``AnnotationError`` for a word that is no code. ``place``:
+    the setting, for the message."""
+    made = set()
     for word in words:
         code = word.strip().upper()
         if not (code.startswith("CG") and code[2:].isdecimal() and len(code) == 5):
             raise AnnotationError(
                 f"{place}: {word!r} is no code of a finding, as CG201 is; `capture rules` lists names and codes"
             )
-        found.add(code)
-    return frozenset(found)
+        made.add(code)
+    return frozenset(made)
 
 
 def _silenced(value: object) -> frozenset[str]:

@@ -361,9 +361,9 @@ def _compare(watched: ObservedRun) -> None:
         where = host_draws.line_of(ran, _MODE_SETTERS)
         watched.watch.trace.work.append(HostWork(op=f"leaving another {name}", kind="unsafe", where=where))
     work = watched.watch.trace.work
-    for at, one in enumerate(work):
-        if one.op == SEEDING:  # seen at the next draw, or at the end
-            work[at] = evolve(one, where=host_draws.line_of(ran, _SEEDERS) or one.where)
+    for at, item in enumerate(work):
+        if item.op == SEEDING:  # seen at the next draw, or at the end
+            work[at] = evolve(item, where=host_draws.line_of(ran, _SEEDERS) or item.where)
     _note_gradients_of_arguments(watched)
 
 

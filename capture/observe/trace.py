@@ -122,7 +122,7 @@ class RunTrace:
     islands: list[Island] = field(factory=list)
     breaks: list[Break] = field(factory=list)
     _broken_off: int = 0
-    """Operators before the last break."""
+    """How many operators ran before the last break."""
     work: list[HostWork] = field(factory=list)
     cpu_work: dict[int, tuple[str, CodeLocation | None]] = field(factory=dict)
     """Operators on the caller's CPU tensors, one a line, by its ``id``."""

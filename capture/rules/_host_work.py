@@ -1,4 +1,4 @@
-"""What is said of work on the host that no operator of torch does, or that no graph can hold."""
+"""The words of findings about work on the host that no operator of torch does, or that no graph can hold."""
 
 from __future__ import annotations
 

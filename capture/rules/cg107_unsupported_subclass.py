@@ -63,7 +63,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
 
 
 def _conversion(kind: str) -> str:
-    """To a plain tensor, and what that costs."""
+    """The call that makes a plain tensor of it, and its cost."""
     if "Nested" in kind or "nested" in kind:
         return "to_padded_tensor(0.0)  (one copy a call)"
     is_layout = kind.endswith(" tensor") or "sparse" in kind

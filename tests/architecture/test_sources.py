@@ -24,7 +24,7 @@ def sources(*folders: str) -> list[Path]:
 
 
 def unit_of(path: Path) -> str:
-    """``capture/rules/cg101_x.py`` -> ``rules``."""
+    """The part that a file belongs to: ``capture/rules/cg101_x.py`` -> ``rules``."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 

@@ -87,7 +87,7 @@ def kept(net: Net, result: Any) -> list[Tensor]:
 
 
 def told(net: Net, result: Any) -> list[Any]:
-    """All that code can see of them, and what a backward pass from them leaves."""
+    """All that code can see of what a call keeps, and what a backward pass from it leaves."""
     found: list[Any] = [
         (bits(one), type(one), one.requires_grad, one.is_leaf, sorted(one.__dict__), bits(one.grad), one.dtype)
         for one in kept(net, result)

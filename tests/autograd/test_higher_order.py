@@ -68,7 +68,7 @@ def third(module: Any, x: Tensor, parameters: list[Tensor]) -> list[Any]:
 
 
 def accumulated(module: Any, x: Tensor, parameters: list[Tensor]) -> list[Any]:
-    """``backward`` keeps a graph in ``.grad``."""
+    """Differentiate gradients that ``backward`` put into ``.grad`` with a graph of their own."""
     leaf = x.clone().requires_grad_()
     module(leaf).square().sum().backward(create_graph=True)
     grads = [one.grad for one in parameters]

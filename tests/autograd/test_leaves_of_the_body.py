@@ -50,7 +50,7 @@ def integrated(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def searched(model: nn.Module, x: Tensor) -> Tensor:
-    """With an optimizer of its own, as where a latent is fitted."""
+    """A search by an optimizer that the body makes, as where a latent is fitted."""
     latent = nn.Parameter(torch.zeros_like(x))
     optimizer = torch.optim.SGD([latent], lr=0.1)
     for _ in range(3):

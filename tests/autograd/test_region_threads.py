@@ -66,7 +66,7 @@ BODIES: dict[str, tuple[Callable[..., Any], Callable[[Any], Tensor]]] = {
 
 
 def compared(f: Callable[..., Any], body: Callable[..., Any], loss: Callable[[Any], Tensor], number: int) -> None:
-    """Calls with tensors of this thread's own give eager's values and gradients."""
+    """Compare calls with tensors of this thread's own with eager ones: values and gradients."""
     for call in range(6):
         x = inputs(100 * number + call, 3, 8).requires_grad_()
         w = inputs(100 * number + call + 50, 8, 8).requires_grad_()

@@ -62,7 +62,7 @@ def one_pass(f: Body, w: Tensor, number: int) -> list[Any]:
 
 
 def used_outside(f: Body, w: Tensor, number: int) -> list[Any]:
-    """By eager code before, between and after."""
+    """A program in which eager code uses the region's weight before, between and after its calls."""
     x = inputs(number).requires_grad_()
     y = torch.sin(x @ w) + x
     z = f(w, y) * y
@@ -106,7 +106,7 @@ def hooked(f: Body, w: Tensor, number: int) -> list[Any]:
 
 
 def chosen(f: Body, w: Tensor, number: int) -> list[Any]:
-    """Some gradients alone."""
+    """A backward pass for some gradients alone."""
     x = inputs(number).requires_grad_()
     y = f(w, x) @ w
     found = [*torch.autograd.grad(y.sum(), x, retain_graph=True), *torch.autograd.grad(y.sum(), w, retain_graph=True)]

@@ -27,7 +27,7 @@ THREADS, POOLS, TURNS = 4, 2, 14
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """No plans on disk, no tree of another test."""
+    """Begin without plans on disk and without the tree of another test."""
     thread_trees.forget_trees()
     with config.patch(cache=False):
         yield

@@ -214,7 +214,7 @@ def versions(*trainers: Trainer) -> list[list[int]]:
 
 
 def all_rose(before: list[list[int]], after: list[list[int]]) -> bool:
-    """Each one."""
+    """Whether each number rose."""
     return all(a > b for old, new in zip(before, after, strict=True) for b, a in zip(old, new, strict=True))
 
 

@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 def batch(rank: int, number: int) -> tuple[Tensor, Tensor]:
-    """Another one in each rank; the fourth is shorter in both, so that it has another key."""
+    """A batch; each rank has another one. Every eighth is shorter on all ranks, so that it has another key."""
     generator = torch.Generator("cpu").manual_seed(100 * rank + number)
     rows = 5 if number % 8 == 7 else 8
     x = torch.randn(rows, 16, generator=generator, device="cpu")
@@ -149,7 +149,7 @@ def after_ten_passes(counts: list[Any], texts: list[str]) -> None:
 
 
 def says_why(counts: list[Any], texts: list[str]) -> None:
-    """On the device another reason may come first."""
+    """Check the reason that the finding gives. On the device another reason may come first."""
     replays = all(count.eager_calls == 0 for count in counts)
     assert replays or any(text.startswith(("CG401", "CG904", "CG105", "CG202", "CG204")) for text in texts), (
         counts,

@@ -43,7 +43,7 @@ PLACES = ["in the body", "behind the body", "behind the engine"]
 
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where a signal comes, once, in a recording run; its handler raises. The run counts as captured alone."""
+    """The place in a recording run where a signal comes, once; its handler raises. The run counts as captured alone."""
     notes, where = (
         Notes(),
         request.param,

@@ -197,7 +197,7 @@ def reseed(w: World, target: int, form: int, seed: int) -> None:
 
 
 def disabled(w: World, target: int, form: int, seed: int) -> Any:
-    """A call while capturing is switched off."""
+    """Make a call while capturing is switched off."""
     with config.patch(enabled=False):
         return call(w, target, form, seed)
 
@@ -215,14 +215,14 @@ def mark(w: World, target: int, form: int, seed: int) -> None:
 
 
 def forget(w: World, target: int, form: int, seed: int) -> None:
-    """``reset`` or ``release`` one function or all."""
+    """Call ``reset`` or ``release`` for one function or all."""
     if w.captured and w.decorated:
         one = w.decorated[target % len(w.decorated)] if form % 4 else None
         (reset if seed % 2 else release)(one)
 
 
 def without_trace(w: World, target: int, form: int, seed: int) -> None:
-    """``explain`` or ``warmup``: neither changes anything, whatever the body does."""
+    """Call ``explain`` or ``warmup``: neither changes anything, whatever the body does."""
     one, function = w.cast[target % len(w.cast)]
     arguments = Arguments(w, form, seed).pick(one.spec)
     w.scratch.append(("arguments", list(arguments)))

@@ -326,7 +326,7 @@ def branching(w: World) -> Part:
 
 @eager_region
 def passing(w: World) -> Part:
-    """Gives its input back as well."""
+    """A region that gives its input back as well."""
     module = Block()
     return Part("passing", module, [w.capture(lambda x: (module(x), x))])
 
@@ -421,7 +421,7 @@ def accumulating(function: Any, module: nn.Module, optimizer: Any, x: Tensor) ->
 
 @step_body
 def by_hand(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
-    """Without ``.grad``: the gradients are results."""
+    """A step without ``.grad``: the gradients are results."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     loss = loss_of(function(x))
     grads: Sequence[Tensor | None] = torch.autograd.grad(loss, parameters, allow_unused=True)

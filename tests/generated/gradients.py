@@ -137,12 +137,12 @@ def backward(w: World, target: int, form: int, seed: int) -> Any:
 
 
 def may_go_together(one: Pending, other: Pending) -> bool:
-    """No argument goes into several regions."""
+    """Whether two losses may be differentiated together: no argument may go into several regions."""
     return one.inputs[0] is not other.inputs[0] or (one is not other and len(one.parts) == len(other.parts) == 1)
 
 
 def differentiate(w: World, target: int, form: int, seed: int) -> Any:
-    """``torch.autograd.grad`` for some inputs."""
+    """Call ``torch.autograd.grad`` for some inputs."""
     if not w.pending:
         return forward(w, target, form, seed)
     one = w.pending[-1 - target % len(w.pending)]
@@ -189,7 +189,7 @@ def drop(w: World, target: int, form: int, seed: int) -> None:
 
 
 def zero(w: World, target: int, form: int, seed: int) -> None:
-    """``zero_grad``, in both ways, of a module or an optimizer."""
+    """Call ``zero_grad``, in both ways, of a module or an optimizer."""
     part = part_of(w, target)
     (part.module if form % 4 < 2 else part.optimizer).zero_grad(set_to_none=bool(form % 2))
 
@@ -248,7 +248,7 @@ def accumulate(w: World, target: int, form: int, seed: int) -> Any:
 
 
 def without(w: World, target: int, form: int, seed: int) -> Any:
-    """A call without gradients."""
+    """Make a call without gradients."""
     part = part_of(w, target)
     with (torch.no_grad, torch.inference_mode)[form % 2]():
         found = tensors_of(through(part, argument(w, part, 0, seed), seed))
@@ -323,7 +323,7 @@ def train(w: World, target: int, form: int, seed: int) -> None:
 
 
 def settings(w: World, target: int, form: int, seed: int) -> None:
-    """Another learning rate."""
+    """Set another learning rate."""
     part_of(w, target).optimizer.param_groups[0]["lr"] = (0.1, 0.05, 0.02)[seed % 3]
 
 
@@ -354,7 +354,7 @@ def mark(w: World, target: int, form: int, seed: int) -> None:
 
 
 def forget(w: World, target: int, form: int, seed: int) -> None:
-    """``reset`` or ``release`` one function or all."""
+    """Call ``reset`` or ``release`` for one function or all."""
     if w.captured:
         one = w.decorated[target % len(w.decorated)] if form % 4 else None
         (reset if seed % 2 else release)(one)
@@ -492,7 +492,8 @@ class Runner:
 
 
 def _is_partial(name: str, form: int, world: World) -> bool:
-    """Some gradients of a region are asked for, or those of some results: eager looks at what these need alone."""
+    """Whether some gradients of a region are asked for, or those of some results: eager runs the nodes that these need
+    alone."""
     some = (name == "differentiate") or (name == "backward" and form % 8 == 4)
     return some or any(part.name in SEVERAL for part in world.parts)
 

@@ -66,7 +66,7 @@ def samples(op: Any, *, needs_grad: bool) -> Iterator[Any]:
 
 
 def forward(op: Any, sample: Any) -> Iterator[tuple[str, int, str | None]]:
-    """Calls without gradients."""
+    """Compare calls without gradients."""
 
     def body(*args: Any) -> Any:
         return op.op(*args, **sample.kwargs)

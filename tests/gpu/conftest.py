@@ -26,7 +26,8 @@ def small_heap() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """No gradients, no plans on disk, no marks and no tree of another test; dead memory reads as NaN."""
+    """Begin without gradients, plans on disk, marks and trees of another test. Memory that nothing uses reads as
+    NaN."""
     step.marks().begun = 0
     forget_trees()
     forget_runs()

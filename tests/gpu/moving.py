@@ -66,7 +66,7 @@ def indices(seed: int, size: int, limit: int) -> Tensor:
 
 
 def permutation(seed: int, size: int) -> Tensor:
-    """Each number once."""
+    """The numbers in a random order, each once."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
@@ -252,7 +252,7 @@ def spoil(tensor: Tensor) -> None:
 
 
 def move(holder: Holder, fresh: Tensors, *, every: int = 1, kept: list[Tensor]) -> None:
-    """Each ``every``-th tensor is another one, elsewhere; the old ones' memory is spoilt."""
+    """Put other tensors in the place of every ``every``-th one, and overwrite the memory of the old ones."""
     for number, (name, position, tensor) in enumerate(flat(fresh)):
         if number % every == 0:
             kept.append(torch.empty(1 + len(kept) % 7 * 512, device=tensor.device))  # so that addresses differ

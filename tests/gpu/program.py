@@ -67,7 +67,7 @@ def steps(call: Functions, net: nn.Module) -> Step:
 
 
 def run(step: Step) -> list[Tensor]:
-    """All steps; most results are dropped, some are held to the end, some for a few steps."""
+    """Run all steps; most results are dropped, some are held to the end, some for a few steps."""
     torch.manual_seed(5)
     held: list[Tensor] = []
     lately: list[list[Tensor]] = []
@@ -87,7 +87,7 @@ def plain_functions() -> Functions:
 
 
 def captured_run(net: nn.Module) -> tuple[list[Tensor], int]:
-    """With captured functions, which die at the end; their results do not."""
+    """Run with captured functions, which die at the end; their results do not."""
     functions = {name: capture(one) for name, one in plain_functions().items()}
     results = run(steps(functions, capture(net)))
     return results, sum(recordings(one).replays for one in functions.values())

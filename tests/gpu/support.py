@@ -39,7 +39,7 @@ def times(name: str) -> int:
 
 
 def forget_runs() -> None:
-    """Counts start at zero."""
+    """Set all counts to zero."""
     _ran.clear()
 
 
@@ -138,12 +138,12 @@ def capturing() -> bool:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Where a tensor's memory begins."""
+    """The address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()
 
 
 def allocated() -> int:
-    """Bytes that tensors take, after everything dead is gone."""
+    """How many bytes tensors take, after everything dead is gone."""
     gc.collect()
     if not ON_CUDA:
         return 0

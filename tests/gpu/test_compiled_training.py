@@ -110,7 +110,7 @@ def _in_between(x: Tensor) -> Tensor:
 
 
 def ids_of(seed: int) -> Tensor:
-    """No token twice: gradients of its row would be added up in any order."""
+    """Tokens, none of them twice: the gradients of a token's row would be added up in any order."""
     return torch.randperm(256, generator=torch.Generator().manual_seed(seed))[None, :96].to(DEVICE)
 
 

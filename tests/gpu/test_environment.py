@@ -34,7 +34,7 @@ MUST_REPLAY = ("default", "expandable segments", "small blocks", "poisoned", "ve
 
 @pytest.fixture(scope="module")
 def programs() -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """All programs, started at once."""
+    """The processes of all programs, started at once."""
     started = {}
     for name, (allocator, settings) in SETTINGS.items():
         command = [sys.executable, "-m", "tests.gpu.program", *([allocator] if ON_CUDA else [])]

@@ -30,7 +30,7 @@ class Turn:
 
 
 def other_number(x: Tensor, turn: int, a: Tensor, b: Tensor) -> Tensor:
-    """Another Python number in every other run."""
+    """A body with another Python number in every other run."""
     return x * (2.0 + turn % 2) + a - b
 
 
@@ -40,7 +40,7 @@ def other_sign(x: Tensor, turn: int, a: Tensor, b: Tensor) -> Tensor:
 
 
 def other_operator(x: Tensor, turn: int, a: Tensor, b: Tensor) -> Tensor:
-    """Another operator."""
+    """A body with another operator in every other run."""
     return (x.sin() if turn % 2 else x.cos()) + a - b
 
 

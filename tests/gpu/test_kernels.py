@@ -171,7 +171,7 @@ def expected(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def changing(net: Any, weight_of: Callable[[], nn.Parameter], calls: int = 14) -> None:
-    """Calls with new values, the weight changed in place and replaced in between, results held."""
+    """Make calls with new values, with the weight changed in place and replaced in between, and with results held."""
     held = []
     for i in range(calls):
         if i in (4, 5, 11):

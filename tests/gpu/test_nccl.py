@@ -32,7 +32,8 @@ def test_training(tmp_path: Path) -> None:
 
 
 def _made_on_a_side_stream(rank: int) -> list[Any]:
-    """``DistributedDataParallel`` keeps its parameters' nodes, which belong to the stream that it was made on."""
+    """Make a ``DistributedDataParallel`` on a side stream: it keeps its parameters' nodes, which belong to that
+    stream."""
 
     def wrap(layers: Any) -> Any:
         side, here = torch.cuda.Stream(), torch.cuda.current_stream()

@@ -18,7 +18,7 @@ SIZE = 1024
 
 
 def slow(x: Tensor, weight: Tensor, times: int = 40) -> Tensor:
-    """Some milliseconds of work on the current stream."""
+    """Do some milliseconds of work on the current stream."""
     for _ in range(times):
         x = x @ weight
     return x

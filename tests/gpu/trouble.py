@@ -72,7 +72,7 @@ def as_eager(trouble: Body, calls: int = 5, before: Callable[[int], None] = lamb
 
 
 def only_then(action: Callable[[Tensor], Any]) -> Body:
-    """``action``, but only while the current stream is captured."""
+    """A body that does ``action`` only while the current stream is captured."""
 
     def trouble(x: Tensor) -> Tensor:
         if capturing():
@@ -83,7 +83,7 @@ def only_then(action: Callable[[Tensor], Any]) -> Body:
 
 
 def use(action: Callable[[], Any]) -> Body:
-    """``action`` in the middle of two operators."""
+    """A body that does ``action`` between two operators."""
 
     def trouble(x: Tensor) -> Tensor:
         y = x + 1

@@ -85,7 +85,7 @@ class Side:
 
 
 def side_of(called: str, reads: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Side:
-    """Calls of one kind. ``wrap`` captures, or does nothing."""
+    """A side whose calls are of one kind. ``wrap`` captures, or does nothing."""
     weight = torch.full((3,), 0.5, device=DEVICE, requires_grad=called != "no grad")
     if called == "no grad":
         body = wrap(reads)
@@ -154,7 +154,7 @@ class Cell:
         return mine, side_of(self.called, reader_of(self.reader, state, read), lambda body: body), found[0]
 
     def change(self, source: str) -> None:
-        """Something happens to the state."""
+        """Change the state."""
         exec(compile(source, "<change>", "exec"), self.space)  # noqa: S102 - sources of this folder
 
     def run(self, source: str, *, never: bool = False, eager: bool = False) -> None:

@@ -124,7 +124,7 @@ def holds(guard: Guard, leaves: Sequence[Tensor]) -> bool:
 
 
 def verdict(guards: Sequence[Guard], leaves: Sequence[Tensor], tensors: Callable[[], bool] | None = None) -> int:
-    """In order, with tensors before what asks for free memory."""
+    """The verdict of the guards in order, with tensors before what asks for free memory."""
     first = [one for one in guards if one.kind != "apart"]
     try:
         for one in first:

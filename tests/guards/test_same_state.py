@@ -121,7 +121,7 @@ def with_forward(model: Model) -> Adapter:
 
 
 def swapped(model: Model) -> Adapter:
-    """Each in the other's place."""
+    """Put the adapter into the second one's place, and give that, which takes the adapter's."""
     before, model.second = model.second, model.adapter
     return before
 

@@ -21,7 +21,7 @@ def _last(n: int) -> Tensor:
 
 
 def _compare(body: Callable[..., Any], makers: list[Callable[[int], Tensor]], times: int = 24) -> Any:
-    """Calls with other forms give what eager gives, strides included. The captured function."""
+    """Compare calls with other forms with eager ones, strides included. Gives the captured function."""
     mine = capture(body, max_recordings=50)
     for n in range(8, 8 + times):
         assert bits(mine(*[make(n) for make in makers])) == bits(body(*[make(n) for make in makers]))

@@ -407,7 +407,7 @@ class Above(nn.Module):
 
 
 def parametrized() -> nn.Module:
-    """Has a class of its own, whose properties lead to it."""
+    """A parametrized module: it has a class of its own, whose properties lead to the weight."""
 
     class Twice(nn.Module):
         @override

@@ -43,7 +43,7 @@ def said_by(program: Program) -> list[str]:
 
 
 def comparable(text: str) -> str:
-    """Without lines and times, which are others tomorrow."""
+    """The text without lines and times, which change."""
     text = re.sub(r"\(\S*?([\w.-]+):\d+\)", r"(\1)", text)
     text = re.sub(r"was [\d.]+ in one run and [\d.]+ in the next", "was # in one run and # in the next", text)
     return re.sub(r"\((\d+|less than 1) ms\)", "(# ms)", text)

@@ -339,7 +339,7 @@ def test_one_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _sharing(x: Tensor) -> list[tuple[Tensor, ...]]:
-    """Calls whose arguments share memory in several ways; ``x``: 6 x 4, float32."""
+    """Arguments of calls, which share memory in several ways. ``x``: 6 x 4, float32."""
     y = x.clone()
     return [
         (x, x[1:3], x[2], y),

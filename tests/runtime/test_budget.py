@@ -275,7 +275,7 @@ def test_methods_and_keywords_are_called_straight() -> None:
 
 
 def in_turn(x: Tensor) -> Tensor:
-    """Where gradients are on, never recorded; else replayed."""
+    """A body that reads a value on the host where gradients are on, so that these calls are never recorded."""
     y = torch.relu(x) * 3
     return y + float(np.from_dlpack(x.sum().cpu())) if torch.is_grad_enabled() else y
 

@@ -80,7 +80,7 @@ def _same(one: list[Any], other: list[Any]) -> bool:
 
 
 def _fails_on(place: str, monkeypatch: pytest.MonkeyPatch, calls: range, *, after: bool) -> list[int]:
-    """From now on these calls of it raise, before or after they did their work. Gives their count."""
+    """Have these calls of it raise from now on, before or after they did their work. Gives their count."""
     module, _, path = f"capture.{place}".partition(":")
     owner_name, _, name = path.rpartition(".")
     owner = pkgutil.resolve_name(f"{module}:{owner_name}" if owner_name else module)

@@ -42,8 +42,8 @@ def refused(error: RuntimeError) -> bool:
 
 @contextlib.contextmanager
 def drawing(draw: Callable[[], Any], every: float = 0.0003) -> Iterator[list[Tensor]]:
-    """Another thread draws all the time. On a device a draw may be refused while the other thread captures; no other
-    error comes, and most draws do."""
+    """Have another thread draw all the time. A draw may be refused while this one captures on a GPU; most draws do
+    come."""
     stop, drawn, refusals = threading.Event(), list[Tensor](), list[RuntimeError]()
 
     def other() -> None:

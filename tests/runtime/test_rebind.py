@@ -71,7 +71,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def run(calls: int, *names: str) -> Any:
-    """From the fourth call on, these tensors are others in every call; every result is eager's."""
+    """Make calls, from the fourth on with other tensors in each. Every result has to be eager's."""
     holder = Holder()
     captured = capture(lambda x: torch.tanh(x @ holder.a) @ holder.b)
     kept = []

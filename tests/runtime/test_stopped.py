@@ -102,7 +102,7 @@ class Net(nn.Module):
 
 
 def goes_on_as_eager(ours: Any, model: nn.Module) -> bool:
-    """From the state that it has now. What the caller keeps stays as it is."""
+    """Whether calls go on as eager ones from the present state, and what the caller keeps stays as it is."""
     eager, x = Net(), torch.ones(4, 8)
     eager.load_state_dict(model.state_dict())
     kept: Any = model.h

@@ -26,7 +26,7 @@ def spans(draw: st.DrawFn) -> tuple[Span, ...]:
 
 @st.composite
 def programs(draw: st.DrawFn, *, most: int = 6, alone: bool = False) -> list[Node]:
-    """``alone``: each node is an operator of its own."""
+    """A random program. ``alone``: each node is an operator of its own."""
     operator, nodes = 0, []
     for _ in range(draw(st.integers(0, most))):
         operator += 1 if alone else draw(st.integers(0, 3)) > 0
@@ -36,7 +36,7 @@ def programs(draw: st.DrawFn, *, most: int = 6, alone: bool = False) -> list[Nod
 
 
 def conflicts(nodes: Sequence[Node]) -> set[Edge]:
-    """All pairs that have to keep their order, straight from the words."""
+    """All pairs that have to keep their order, found directly from the words that they read and write."""
     return {
         (first, then)
         for first, then in itertools.combinations(range(len(nodes)), 2)

@@ -23,7 +23,7 @@ MOVES = {"buffer_replaced"}
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """No gradients, no plans on disk, no tree of another test."""
+    """Begin without gradients, plans on disk and the tree of another test."""
     thread_trees.forget_trees()
     use_device()
     with torch.no_grad(), config.patch(cache=False), warnings.catch_warnings():

@@ -18,7 +18,7 @@ from tests.support.observed import bits
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """No plans on disk, no tree of another test."""
+    """Begin without plans on disk and the tree of another test."""
     thread_trees.forget_trees()
     use_device()
     with config.patch(cache=False):

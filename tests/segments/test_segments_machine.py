@@ -212,7 +212,7 @@ def run(program: Drawn, *, captured: bool) -> tuple[list[Any], Any]:
 
 
 def check(number: int) -> int:
-    """Gives how many calls were replayed."""
+    """Compare one program, captured, with eager. Gives how many calls were replayed."""
     program, begin = drawn(number), rng_state()
     expected, _ = run(program, captured=False)
     set_rng_state(begin)

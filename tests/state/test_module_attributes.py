@@ -144,7 +144,7 @@ def test_another_value_is_another_recording(event: str, form: str, grad: bool) -
 
 
 def _switched(calls: int, every: int) -> Recordings:
-    """Calls of which the last of ``every`` so many has a flag of all layers on."""
+    """Make calls; the last of every ``every`` calls has a flag of all layers on."""
     net, twin = Net(), Net()
     captured = capture(lambda x: net(x))
     with torch.no_grad():

@@ -27,7 +27,7 @@ def check(
     replays: int | None = None,
     **options: Any,
 ) -> Callable[..., Any]:
-    """Calls on fresh arguments give eager's results, written arguments and version counters."""
+    """Compare calls on fresh arguments with eager ones: results, written arguments and version counters."""
     captured: Callable[..., Any] = capture(function, **options)
     for seed in range(times):
         mine, theirs = make(seed), make(seed)

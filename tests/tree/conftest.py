@@ -9,5 +9,5 @@ from capture.runtime import record
 
 @pytest.fixture(autouse=True)
 def in_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No output has memory of its own before it was kept."""
+    """Have outputs in the pool: none gets memory of its own before it was kept."""
     monkeypatch.setattr(record, "MOST_OWNED", 0)

@@ -73,14 +73,14 @@ def g_of(x: Tensor) -> Tensor:
 
 
 def record_independently(*functions: object) -> None:
-    """Calls each function twice, so that each is recorded as a root."""
+    """Call each function twice, so that each is recorded as a root."""
     for function in functions:
         for i in range(2):
             function(rand(8, seed=i))  # type: ignore[operator]
 
 
 def warm(*functions: object) -> None:
-    """Calls each function once: the watched run."""
+    """Call each function once, which is its watched run."""
     for function in functions:
         function(rand(8))  # type: ignore[operator]
 

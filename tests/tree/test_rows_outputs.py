@@ -16,7 +16,7 @@ from tests.support.rows import fresh as fresh
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Where a tensor's memory begins."""
+    """The address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()
 
 

@@ -24,7 +24,7 @@ from tests.support.device import DEVICE
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """No plans on disk, no tree of another test."""
+    """Begin without plans on disk and the tree of another test."""
     thread_trees.forget_trees()
     with config.patch(cache=False):
         yield

@@ -65,7 +65,7 @@ class Replay:
         self.full = self.full or self.at == 0
 
     def sample(self, n: int, *, column: bool = False) -> Any:
-        """``column``: numbers come as columns."""
+        """A random batch of transitions. ``column``: numbers come as columns."""
         at = self.rng.randint(0, self.capacity if self.full else max(self.at, 1), n)
         found = [torch.from_numpy(array[at]) for array in self.arrays]
         return [one.view(n, -1) if column else one for one in found]

@@ -31,7 +31,7 @@ Program = Callable[[Callable[[Any], Any]], Any]
 
 
 def programs() -> dict[str, Program]:
-    """All of them, by ``library.name``. Imports what they need."""
+    """All programs, by ``library.name``. Imports what they need."""
     from tests.world import programs as package
 
     return {

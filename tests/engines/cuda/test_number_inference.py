@@ -44,7 +44,7 @@ def parameters(block: bytes, same: object = "kernel") -> NodeParameters:
 def found(
     make: Make, numbers: Sequence[Number], *, uses: Sequence[NumberUse] | None = None, same: Callable[..., object] = str
 ) -> list[NumberPlace] | NumberRefusal:
-    """For one kernel whose block is made of the numbers."""
+    """What is inferred of one kernel whose block of parameters is made of the numbers."""
     own = tuple(numbers)
     every = [own] * SAME + other_numbers(own)
     samples = [NumberSample(one, [parameters(make(*one), same())], is_own) for one in every]

@@ -96,7 +96,7 @@ def checkpoint_whole_selective(wrap: Any) -> Any:
 
 
 def checkpoint_of_captured(wrap: Any) -> Any:
-    """Each block is captured, and the loop around checkpoints them."""
+    """A model with each block captured, whose loop checkpoints them."""
     model = Blocks(functools.partial(checkpoint, use_reentrant=False))
     for block in model.blocks:
         block.forward = wrap(block.forward)  # type: ignore[method-assign]
