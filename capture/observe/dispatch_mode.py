@@ -117,7 +117,8 @@ class ObserveMode(BreakNotes):
         kwargs: dict[str, Any],
         inputs: list[torch.Tensor],
     ) -> Any:
-        """One that reads tensors of one device and makes some: most are, and each step of ``_watch_any`` takes time."""
+        """Run and note an operator that reads tensors of one device and makes some. Most are such, and each step of
+        ``_watch_any`` takes time."""
         trace, at = self.trace, source_location.user_location()
         self._at, self._operator, was_plain = at, op_traits.name, trace.plain
         trace.plain = False
@@ -207,7 +208,7 @@ class ObserveMode(BreakNotes):
     def _execute(
         self, op: Any, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_complex: bool
     ) -> Any:
-        """Run it as it runs without a mode."""
+        """Run the operator as it runs without a mode."""
         casting = [kind for kind in op_traits.casts_inside if self.autocast.get(kind)] if op_traits.casts_inside else ()
         if not (is_complex or casting):
             return self.execute(op, args, kwargs)
@@ -271,7 +272,7 @@ class ObserveMode(BreakNotes):
                 self.trace.reshaped.append(_shape_of(tensor))
 
     def _is_address(self, number: int) -> bool:
-        """The number is an address of the caller's memory."""
+        """Whether the number is an address of the caller's memory."""
         if number < _LEAST_ADDRESS:
             return False
         given = [leaf.untyped_storage() for _, leaf in self._given() if leaf.layout is torch.strided]
@@ -289,20 +290,21 @@ class ObserveMode(BreakNotes):
             self.trace.work.append(HostWork(op=op.name, kind="address", where=self._line()))
 
     def _made_constant(self, op: OperatorTraits, inputs: list[torch.Tensor]) -> torch.Tensor | None:
-        """The CPU tensor whose values the body itself made of Python values: a drift of them must be seen."""
+        """The CPU tensor that the body itself made of Python values, if this is one: a drift of its values must be
+        seen."""
         if not inputs or inputs[0].device.type != "cpu":  # under vmap torch makes a tensor of a number by ``_to_copy``
             return None
         made_here = op.base.startswith("lift") or (op.base == "_to_copy" and not self._is_known(inputs[0]))
         return inputs[0] if made_here else None
 
     def _is_lent(self, tensor: torch.Tensor) -> bool:
-        """A CPU tensor on memory that does not belong to torch, such as an array's."""
+        """Whether it is a CPU tensor on memory that does not belong to torch, such as an array's."""
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or self._is_known(tensor):
             return False
         return not tensor.untyped_storage().resizable()
 
     def _is_constant(self, tensor: torch.Tensor) -> bool:
-        """Made by the body from constants alone, as far as operators show."""
+        """Whether the body made it from constants alone, as far as operators show."""
         return self.made(tensor) or not self._is_known(tensor)
 
     def _is_known(self, tensor: torch.Tensor) -> bool:

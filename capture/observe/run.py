@@ -60,7 +60,7 @@ class ObservedRun:
     watch: ObserveMode
     before: Snapshot
     arguments: list[tuple[str, Any]]
-    """Leaves the body was given, with their paths."""
+    """The leaves that the body was given, with their paths."""
     result: Any = None
     error: BaseException | None = None
     changed: list[Change] = field(factory=list)
@@ -71,15 +71,15 @@ class ObservedRun:
     states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
     """Generators as they were before, where they may have to be put back."""
     positions: list[host_draws.Place] = field(factory=list)
-    """Where other generators, and iterators, stood before."""
+    """The positions of other generators, and of iterators, before the run."""
     host_random: Any = None
-    """What Python and NumPy draw from, as it was before."""
+    """The state, before the run, of the generators of Python and NumPy."""
     values: tuple[Any, ...] = ()
     has_begun: bool = False
     is_settled: bool = False
-    """What it did before it raised is as eager left it."""
+    """Whether what it did before it raised is as eager would have left it."""
     is_over: bool = False
-    """The body has returned."""
+    """Whether the body has returned."""
     left: list[Effect] = field(factory=list)
     """What functions in C left behind, such as text in a file."""
     once: str = ""
@@ -91,10 +91,10 @@ class ObservedRun:
     """What islands changed in Python state, with the values that they left."""
 
     shares_casts: bool = False
-    """In the block of autocast around it other calls cast weights that it casts, too."""
+    """Whether other calls in the block of autocast around it cast weights that it casts, too."""
 
     def keep_casts(self) -> None:
-        """The body is over, and autocast has what it cast."""
+        """Keep what autocast has cast, once the body is over."""
         self.shares_casts = shared_casts.keep(self.result)
 
     def gradient_uses(self) -> tuple[list[torch.Tensor], list[Change], Snapshot, set[int]]:
@@ -104,7 +104,7 @@ class ObservedRun:
         return self.gradients_read, self.changed, self.before, {id(leaf) for _, leaf in self.arguments} - static
 
     def had(self, value: Any) -> bool:
-        """An argument, or Python state that was there before the run, is this very object."""
+        """Whether an argument, or Python state from before the run, is this very object."""
         return any(one is value for _, one in self.before.sources.values())
 
     def rebuilt(self) -> list[Found]:
@@ -143,7 +143,7 @@ def active_watch() -> ObserveMode | None:
 
 @forks.before_fork
 def _note_fork() -> None:
-    """The body forks the process, which no replay would do: note it."""
+    """Note that the body forks the process, which no replay would do."""
     for watch in _active:
         if watch.thread == threading.get_ident():
             watch.note_unsafe("os.fork")
@@ -258,13 +258,13 @@ _MOVES_TO_OLD = 0 if sys.version_info >= (3, 14) else 1  # the first generation 
 
 
 def collections_of_old() -> int:
-    """How often the collector moved objects to the oldest ones."""
+    """How many collections moved objects to the oldest generation so far."""
     return sum(generation["collections"] for generation in gc.get_stats()[_MOVES_TO_OLD:])
 
 
 @define(eq=False)
 class _AtIslands:
-    """Finds out what the body changed in Python before an island, and what the island changed."""
+    """Find out what the body changed in Python before an island, and what the island changed."""
 
     watched: ObservedRun
     known: list[Change] = field(factory=list)
@@ -302,7 +302,7 @@ def _is_seen(change: Change, reach: Collection[int]) -> bool:
 
 
 def _as_left(change: Change) -> Change:
-    """With the members that a container has now, as it may get others."""
+    """The change with a copy of the members that a container has now, as it may get others."""
     if not change.container:
         return change
     return evolve(change, after=_content(change.source))
@@ -315,7 +315,7 @@ def _content(source: Source) -> Any:
 
 
 def _is_left(change: Change, left: list[Change]) -> bool:
-    """The place holds what one of these islands left there."""
+    """Whether the place still holds what one of these islands left there."""
     key = snapshot.place_key(change.source)
     for earlier in left:
         if snapshot.place_key(earlier.source) != key or earlier.container != change.container:
@@ -333,7 +333,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def changes_of_body(watched: ObservedRun) -> list[Change]:
-    """What differs from before the run, but for what islands left."""
+    """What differs in Python state from before the run, except for what islands left."""
     return [change for change in diff.changes(watched.before) if not _is_left(change, watched.by_islands)]
 
 
@@ -375,7 +375,7 @@ _MODE_SETTERS = (
 
 
 def _given_other_memory(before: Snapshot) -> Iterator[tuple[str, str]]:
-    """Tensors that are there still, with something else behind them: ``.data =`` and the like are no operators."""
+    """Tensors that are still there, on other memory: ``.data =`` and the like are no operators."""
     for key, owners in before.tensors.items():
         for source, tensor in owners:
             if tensor.layout is torch.strided and id(tensor.untyped_storage()) != key:
@@ -384,7 +384,8 @@ def _given_other_memory(before: Snapshot) -> Iterator[tuple[str, str]]:
 
 @unseen
 def _note_gradients_of_arguments(watched: ObservedRun) -> None:
-    """Another call's tensor may have a gradient or not. The key tells that of state alone, and of what is static."""
+    """Note gradients of arguments that the body read: another call's tensor may have one or not. The key has that for
+    state, and for what is static, only."""
     own = {id(change.source.holder) for change in watched.changed if change.source.name == "grad"}
     owners = [owner for owners_of_storage in watched.before.tensors.values() for owner in owners_of_storage]
     own |= {id(tensor) for source, tensor in owners if source.kind != "root"}
@@ -429,7 +430,7 @@ def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> list[tuple[
 
 
 def empty_scratch(watched: ObservedRun) -> None:
-    """Storages that were empty before the run are so again, where it ended before its time."""
+    """Empty the storages again that were empty before the run, where it ended before its time."""
     for storage in watched.watch.trace.scratch.values():
         if storage.nbytes():
             storage.resize_(0)

@@ -33,7 +33,7 @@ SEEDING = "seeding a generator, or setting its state,"
 
 
 class AtIslands(Protocol):
-    """Tells what happens in Python around an island."""
+    """Finds out what happens in Python around an island."""
 
     def begin(self, reach: Collection[int] | None) -> tuple[str | None, tuple[islands.Place, ...]]:
         """What the body has changed so far: the path of what a replay could not put out before the island, if anything,
@@ -60,7 +60,7 @@ class RunNotes(HigherOrderMode):
         self.keep_undo = undo
         self.thread = threading.get_ident()
         self.looks_away = False
-        """What runs is no part of the body."""
+        """Whether what runs is no part of the body, as in the child of a fork."""
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
         self._operator: str | None = "code outside of operators"
@@ -82,17 +82,17 @@ class RunNotes(HigherOrderMode):
         self._arrays = host_values.Arrays()
         self._is_reading = False
         self.is_aside = False
-        """An island runs, which is no part of what is watched."""
+        """Whether an island runs, which is no part of what is watched."""
         self.at_islands: AtIslands | None = None
         self.islands_ran: list[islands.Outcome] = []
-        """Those that ran, where nothing else of the run has happened unless a replay follows."""
+        """Outcomes of islands that ran in a capture, of which nothing else has happened until a replay follows."""
         self._modes: Any = None
         """Modes in force when the run began."""
         self.autocast: dict[str, bool] = {}
         """Device types for which autocast is on in the body; inside the mode torch answers no."""
 
     def look_away(self) -> None:
-        """The body goes on in the child of a fork, where nothing is to be made of it."""
+        """Stop noting: the body goes on in the child of a fork, where no recording comes of it."""
         self.looks_away = True
 
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
@@ -130,7 +130,7 @@ class RunNotes(HigherOrderMode):
         return now
 
     def is_drawn_by_others(self, generator: torch.Generator) -> bool:
-        """Another thread drew from it since the run began, which must not be undone."""
+        """Whether another thread drew from it since the run began, which must not be undone."""
         self._look_at(generator)
         return generator_id(generator) in self._drawn_by_others
 
@@ -148,7 +148,7 @@ class RunNotes(HigherOrderMode):
             self._note_unkeyed(f"{type(holder).__name__}.{name}", kind, storage)
 
     def note_form(self) -> None:
-        """The body asks a tensor for its strides."""
+        """Note that the body asks a tensor for its strides."""
         self.trace.reads_form = True
 
     def _note_unkeyed(self, name: str, kind: Literal["answer", "place", "beside"], storage: Any) -> None:
@@ -182,7 +182,7 @@ class RunNotes(HigherOrderMode):
         return self.quietly(ReleasedGradients(self.before, versions, self.quietly).free)
 
     def settle_scratch(self) -> None:
-        """The run is over: storages that were empty before it have to be empty now."""
+        """The run is over: check that storages that were empty before it are empty now."""
         for key, storage in self.trace.scratch.items():
             if storage.nbytes():
                 self.note_unsafe(_RESIZING)
@@ -192,7 +192,7 @@ class RunNotes(HigherOrderMode):
             self.note_unsafe(_RESIZING)  # else they are kept, and empty: a first call makes them for all that follow
 
     def forget_operator(self) -> None:
-        """The run is over: keep nothing alive of its last operator."""
+        """The run is over: drop what is kept of its last operator."""
         self._raised = self._ran = None
         self._arrays.forget()
 
@@ -212,7 +212,7 @@ class RunNotes(HigherOrderMode):
         return noted
 
     def is_temporary(self, tensor: torch.Tensor) -> bool:
-        """The body made this memory although no operator told so; a recorder may know."""
+        """Whether the body made this memory although no operator showed it; a recorder may know."""
         del tensor
         return False
 
@@ -244,8 +244,8 @@ class RunNotes(HigherOrderMode):
         return tensor.detach() if plain and not self.before.owners(tensor.untyped_storage()) else tensor
 
     def modes_left(self) -> list[str]:
-        """Which modes are others than before the body, once it is over. A run that only follows another one tells
-        nothing: that one did."""
+        """The modes that differ from before the body, once it is over. A run that only follows another one gives none:
+        that one gave them."""
         if self._modes is None:
             return []
         now, before = ambient().values, self._modes.values
@@ -257,10 +257,10 @@ class RunNotes(HigherOrderMode):
             self.trace.devices.add(str(device))
 
     def note_export(self, tensor: torch.Tensor) -> None:
-        """A device tensor is handed to another library, whose kernels no operator tells of."""
+        """Note that a device tensor is handed to another library, whose kernels no operator shows."""
 
     def device_syncs(self) -> contextlib.AbstractContextManager[None]:
-        """Look for syncs that no schema tells of."""
+        """Look for waits for the device that no operator's schema shows."""
         return device_syncs(self._note_device_sync, lambda: self._operator)
 
     def _note_device_sync(self, op: str) -> None:
@@ -294,20 +294,21 @@ class RunNotes(HigherOrderMode):
         return [(path, leaf) for path, one in self._leaves if (leaf := one()) is not None]
 
     def note_made(self, tensor: torch.Tensor) -> None:
-        """The tensor was made for the body by code that is not seen."""
+        """Note a tensor that code which is not seen made for the body."""
         storage = storage_of(tensor)
         self.trace.produced[id(storage)] = Produced.of(storage, tensor, "capture", None)
 
     def made(self, tensor: torch.Tensor) -> bool:
-        """An operator of the body made this tensor's memory."""
+        """Whether an operator of the body made this tensor's memory."""
         produced = self.trace.produced.get(id(storage_of(tensor)))
         return produced is not None and produced.storage() is not None
 
     def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What a tensor is a copy of that the recording makes in every call; None for all others."""
+        """The tensor that this one is a copy of, where the recording makes the copy in every call; None for all
+        others."""
         del tensor
         return None
 
     def alive(self) -> dict[int, Produced]:
-        """Memory made by the body that is still in use."""
+        """The memory that the body made and still uses."""
         return {key: produced for key, produced in self.trace.produced.items() if produced.storage() is not None}

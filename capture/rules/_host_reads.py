@@ -63,14 +63,14 @@ _BY_OPERATOR: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @frozen(kw_only=True)
 class HostRead:
-    """Parts of a message: what reads, as a subject, and what helps."""
+    """The parts of a message about a read: what reads, as a subject, and what helps."""
 
     who: str
     fix: tuple[str, ...]
 
 
 def describe(sync: HostSync, *, on_accelerator: bool) -> HostRead:
-    """The words for one read."""
+    """The words for one read of a tensor's value."""
     called = sync.through.split(".")
     if sync.through.startswith("torch.optim.") and len(called) > 2 and called[-1] == "step":
         return _optimizer(called[-2], on_accelerator=on_accelerator)

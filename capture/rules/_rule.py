@@ -29,13 +29,13 @@ class Rule:
     code: str
     name: str
     severity: Severity
-    """The usual one; a finding may differ."""
+    """The usual severity; a finding may have another one."""
     since: str
     revision: int
-    """Goes up when the rule decides otherwise on the same facts, so that cached plans are made again."""
+    """A number that rises when the rule decides otherwise on the same facts, so that cached plans are made again."""
     decides: bool
-    """May change what a plan does, by a decision or by a finding of ``EAGER`` or above. If not, it only remarks, and
-    plans that were made without it stay good."""
+    """Whether it may change what a plan does, by a decision or by a finding of ``EAGER`` or above. If not, it only
+    remarks, and plans that were made without it stay good."""
     summary: str
     doc: str
     """The whole page: summary, then one section a heading."""
@@ -169,8 +169,9 @@ all inputs is the cheaper way, which needs nothing to be learned of a graph."""
 
 
 def is_bound(case: Case, info: PlaceholderInfo) -> bool:
-    """The annotation lets this argument be read where the caller keeps it, wherever that is: on the device that the
-    kernels run on, in memory that is no other argument's. A body that communicates cannot be compared with eager."""
+    """Whether the annotation lets this argument be read where the caller keeps it, wherever that is: on the device
+    that the kernels run on, in memory that is no other argument's. A body that communicates cannot be compared with
+    eager."""
     wanted = case.annotation.inputs
     if info.kind != "argument" or info.static or info.tensor.layout != "strided":
         return False

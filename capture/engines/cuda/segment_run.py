@@ -74,7 +74,7 @@ class Written:
 
     blocks: tuple[Block, ...] = ()
     owners: tuple[Owner, ...] = ()
-    """Tensors on these blocks."""
+    """The tensors on these blocks, by owner."""
     generators: tuple[torch.Generator, ...] = ()
 
 
@@ -86,9 +86,9 @@ class SegmentRun:
         self._before = Snapshot()
         self._arguments: dict[int, int] = {}
         self._generators: Sequence[torch.Generator] = ()
-        """All that islands may draw from, once there was one."""
+        """The generators that islands may draw from, once there was an island."""
         self._island: IslandBreak | None = None
-        """The one that runs."""
+        """The island that runs now."""
         self.counted: Counter[int] = Counter()
         """How often islands wrote a tensor, by its ``id``: they do so in each replay, and it is counted then."""
         self.staging: Staging | None = None
@@ -96,15 +96,15 @@ class SegmentRun:
         self.breaks: list[GraphBreak] = []
         self.graphs: list[torch.cuda.CUDAGraph | None] = []
         self.draws: list[bool] = []
-        """Of each segment that was launched."""
+        """Whether each segment that was launched draws random numbers."""
         self.seen: list[Seen] = []
-        """Memory that each operator got and gave."""
+        """The memory that each operator got and gave."""
         self.written = Written()
         self._undo = CudaUndo(pool=pool)
         self._copied: list[DeviceCopy] = []
         self._filled: list[DeviceConstant] = []
         self._made: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Places, and what goes there, before the next launch."""
+        """Pairs of a place in the pool and what is copied there before the next launch."""
 
     def begin(self, before: Snapshot) -> None:
         """The body is about to run. ``before``: the state it finds."""
@@ -164,7 +164,8 @@ class SegmentRun:
 
     def run_island(self, begin: IslandBegin, function: Callable[..., Any], args: tuple[Any, ...],
                    kwargs: dict[str, Any], trace: RunTrace, ran: list[Outcome]) -> tuple[Outcome, Any]:  # fmt: skip
-        """Run it, or answer it. What it left goes to the end of ``ran``, whatever comes."""
+        """Run the island, or take its outcome from the run before. What it left goes to the end of ``ran``, whatever
+        comes."""
         self._island = IslandBreak(function, torch.is_grad_enabled(), begin.before.places)
         try:
             self._island.take(args, kwargs, begin.before.values, self._is_pools, self._owners)
@@ -204,7 +205,7 @@ class SegmentRun:
         return outcome.among(given, places), list(places.values())
 
     def _is_pools(self, tensor: torch.Tensor) -> bool:
-        """It lies in the pool. Raises RefusedError for other tensors than replays can give."""
+        """Whether the tensor lies in the pool. Raises ``RefusedError`` for other tensors than replays can give."""
         if tensor.device != self._pool.device or tensor.layout is not torch.strided or tensor.is_neg():
             raise RefusedError("an island gets a tensor of another kind, or on another device")
         is_there = self._pool.find(tensor.untyped_storage().data_ptr())
@@ -213,7 +214,7 @@ class SegmentRun:
         return is_there
 
     def _owners(self, tensor: torch.Tensor) -> list[tuple[Owner, torch.Tensor]]:
-        """Tensors that the caller has on the same memory; where there is none, any that looks like it."""
+        """The caller's tensors on the same memory; where there is none, any that looks like it."""
         if not tensor.numel():
             empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
             return [(Owner(None, empty), tensor)]
@@ -226,7 +227,7 @@ class SegmentRun:
         return [one[0] for one in found if one is not None]
 
     def _outside(self, trace: RunTrace) -> list[External]:
-        """Memory that the body used so far and that is not the pool's."""
+        """The memory that the body used so far and that is not the pool's."""
         externals, pool = [], self._pool
         for external in trace.externals.values():
             storage: Any = external.storage
@@ -278,7 +279,7 @@ class SegmentRun:
         self.written = Written(tuple(blocks), tuple(self._owners_of(written)), tuple(generators))
 
     def _may_keep(self, nbytes: int) -> bool:
-        """Many bytes only where that leaves half of what is free now."""
+        """Whether so many bytes may be kept: many only where that leaves half of what is free now."""
         if nbytes > most_undo(torch.cuda.get_device_properties(self._pool.device).total_memory):
             return False
         return nbytes <= LEAST_UNDO or nbytes <= torch.cuda.mem_get_info(self._pool.device)[0] // 2
@@ -312,7 +313,7 @@ class SegmentRun:
             constant.fill()
 
     def settle(self) -> None:
-        """What was made at the last break goes to its place. Nothing is captured now."""
+        """Copy what was made at the last break to its place. Nothing is captured now."""
         for place, made in self._made:
             place.copy_(made)
         self._made.clear()
@@ -320,19 +321,19 @@ class SegmentRun:
     # ------------------------------------------------------------------------------------------------------ afterwards
 
     def settle_last(self) -> None:
-        """For the last segment, which is launched later."""
+        """Copy what the last segment needs to its place; the segment is launched later."""
         now = torch.cuda.current_stream(self._pool.device)
         with torch.cuda.stream(self._pool.stream), torch.no_grad():
             self.settle()
         now.wait_stream(self._pool.stream)
 
     def late(self, copies: Sequence[DeviceCopy]) -> list[DeviceCopy]:
-        """Those that only the last segment needs."""
+        """The copies that only the last segment needs."""
         return list(copies[len(self._copied) :])
 
     @property
     def has_begun(self) -> bool:
-        """There was a break."""
+        """Whether there was a break."""
         return bool(self.breaks)
 
     def trunk(self, trace: RunTrace) -> list[Seen] | None:
@@ -349,7 +350,8 @@ def copy_in_late(device_copy: DeviceCopy, leaves: Sequence[Any]) -> None:
 
 
 def seen_by(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Seen:
-    """Memory that an operator gets and gives. Of a tensor on the CPU nothing: constants are told by their values."""
+    """The memory that an operator gets and gives. None of a tensor on the CPU: constants are compared by their
+    values."""
     return tuple(map(_metadata, tensors_in(args, kwargs))), tuple(map(_metadata, tensors_out(result)))
 
 
@@ -386,4 +388,4 @@ def _uncounted(staging: Staging) -> Staging:
 
 
 def _nothing() -> None:
-    """Of a break at which an island runs."""
+    """The operator of a break at which an island runs."""

@@ -43,7 +43,7 @@ class SegmentedGraphs(CudaRecording):
 
     @override
     def _add_copies_to_graph(self, leaves: Sequence[Any]) -> None:
-        """The first graph is launched by now."""
+        """Add none: the first graph was launched already."""
 
     @override
     def _make_replay(self) -> Step:
@@ -140,7 +140,8 @@ class SegmentedGraphs(CudaRecording):
         return ours is not None and not apart and self._staged == other._staged and ours == theirs
 
     def _up_to(self, breaks: int) -> list[Seen] | None:
-        """What happened before the break, and what its operator gets: what it gives is told by what was read."""
+        """What happened before the break, and the memory that its operator gets. What it gives is compared by the
+        values that were read."""
         if self._trunk is None:
             return None
         end = self._breaks[breaks - 1].begin
@@ -150,7 +151,7 @@ class SegmentedGraphs(CudaRecording):
     @property
     @override
     def rebinds_tensors(self) -> bool:
-        """It is made again at another address."""
+        """False: such a recording is made again when a tensor lies at another address."""
         return False
 
     @override

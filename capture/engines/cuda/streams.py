@@ -29,13 +29,13 @@ _installed = False
 
 
 class StreamUser(Protocol):
-    """A pool, as far as streams are concerned. ``beside``: streams that still use its memory."""
+    """The part of a pool that is about streams. ``beside``: streams that still use its memory."""
 
     device: torch.device
     beside: set[Any]
 
     def find(self, address: int) -> bool:
-        """The address lies in the pool."""
+        """Whether the address lies in the pool."""
 
 
 def own_stream(device: torch.device) -> torch.cuda.Stream:
@@ -74,7 +74,7 @@ def take_capture_stream(device: torch.device, *, shared: bool) -> CaptureStream:
 
 
 def return_capture_stream(device: torch.device, capture_stream: CaptureStream) -> None:
-    """Let another pool have it."""
+    """Let another pool have the stream."""
     _idle[device, capture_stream.workspaces is not None].append(capture_stream)
 
 
@@ -101,7 +101,7 @@ def keep_workspaces(capture_stream: CaptureStream, device: torch.device) -> None
 
 
 def wait_for_streams_on(pool: StreamUser) -> None:
-    """From now on a stream that ``Tensor.record_stream`` names for memory of this pool is waited for."""
+    """Have replays wait from now on for a stream that ``Tensor.record_stream`` names for memory of this pool."""
     global _installed
     if not _installed:
         _installed = True
