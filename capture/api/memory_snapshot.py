@@ -31,7 +31,7 @@ class _Output:
     """The output's storage is still alive."""
 
     def is_within(self, begin: int, end: int) -> bool:
-        """It overlaps with the bytes from ``begin`` to ``end``."""
+        """Whether it overlaps with the bytes from ``begin`` to ``end``."""
         return self.begin < end and self.end > begin
 
 

@@ -98,7 +98,8 @@ def _advance(captured: Captured, entry: Entry, call: Call, tree: Tree, *, say_li
 
 
 def _is_recorded(entry: Entry, tree: Tree) -> bool:
-    """A recording exists that a first call of a step can use; one that follows another function's does not count."""
+    """Whether a recording exists that a first call of a step can use; one that follows another function's does not
+    count."""
     return any(number == entry.number and set(pattern) <= {None} for number, pattern in tree.root.children)
 
 

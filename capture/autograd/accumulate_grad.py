@@ -103,13 +103,13 @@ def _ends_of(parameters: Iterable[torch.Tensor]) -> list[Any]:
 
 
 def may_deposit() -> bool:
-    """Only ``.grad`` gets the gradients of leaves, as far as is known when a call begins. Data parallelism waits for
-    gradients by hooks on autograd's nodes."""
+    """Whether only ``.grad`` gets the gradients of leaves, as far as is known when a call begins. Data parallelism
+    waits for gradients by hooks on autograd's nodes."""
     return will_execute is not None and not groups_exist()
 
 
 def are_leaves(parameters: Iterable[torch.Tensor]) -> bool:
-    """All of them are leaves, which get their ``.grad`` in a backward pass."""
+    """Whether all of them are leaves, which get their ``.grad`` in a backward pass."""
     return all(parameter.is_leaf and type(parameter) in TENSOR_TYPES for parameter in parameters)
 
 

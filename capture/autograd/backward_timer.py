@@ -40,7 +40,8 @@ class BackwardTimer:
 
     @property
     def is_blind(self) -> bool:
-        """A backward pass began, but its end was not seen: ``torch.autograd.grad`` computes no gradient of an input."""
+        """Whether a backward pass began, but its end was not seen: ``torch.autograd.grad`` computes no gradient of an
+        input."""
         return self._begin is not None and self._end is None
 
     def stop(self) -> float | None:

@@ -33,8 +33,8 @@ class Body(Protocol):
         ones get a graph, too. ``reaches_inputs=False``: None for the inputs."""
 
     def puts_off(self, orders: Sequence[Grads]) -> bool:
-        """The first backward pass comes to the body in the present run of autograd, too, and then computes gradients
-        of the inputs in one pass through the graph, as eager does."""
+        """Whether the first backward pass comes to the body in the present run of autograd, too, and then computes
+        gradients of the inputs in one pass through the graph, as eager does."""
 
 
 @frozen(eq=False)

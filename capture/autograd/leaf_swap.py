@@ -25,7 +25,7 @@ Lent = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
 def is_needed(device: torch.device) -> bool:
-    """Nodes of leaves belong to streams there, which captures must not touch."""
+    """Whether nodes of leaves belong to streams on this device, which captures must not touch."""
     return captures_kernels(device) and swap_tensors is not None
 
 

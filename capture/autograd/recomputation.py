@@ -347,7 +347,8 @@ class Recomputation:
 
     @functools.cached_property
     def follows_draws(self) -> bool:
-        """The body draws, so that its blocks draw from a state that follows from the one at the begin of the call."""
+        """Whether the body draws, so that its blocks draw from a state that follows from the one at the beginning of
+        the call."""
         return bool(self.blocks) and not is_same_state(self.begin_state, self.end_state)
 
     @property
@@ -359,7 +360,7 @@ class Recomputation:
 
     @property
     def runs_once(self) -> bool:
-        """A second backward pass raises, even where the graph was kept."""
+        """Whether a second backward pass raises, even where the graph was kept."""
         return any(block.runs_once for block in self.blocks)
 
     def states(self, begin: torch.Tensor | None, *, is_replay: bool) -> list[tuple[torch.Generator, torch.Tensor]]:

@@ -82,8 +82,8 @@ class ForwardOutputs(_ForwardOutputs):
 
 
 def lies_apart(pair: ForwardOutputs) -> bool:
-    """Nothing that the user gets shares memory with what the backward pass needs: no write of the user's could spoil
-    it, which autograd would have to find."""
+    """Whether nothing that the user gets shares memory with what the backward pass needs: no write of the user's could
+    spoil it, which autograd would have to find."""
     tensors = [leaf for _, leaf in result_leaves(pair.result) if isinstance(leaf, torch.Tensor)]
     given = {one.untyped_storage()._cdata for one in (*tensors, *pair.attached)}
     return not any(one.untyped_storage()._cdata in given for one in pair.saved)
@@ -494,7 +494,8 @@ def _apart(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _has_streams(tensor: torch.Tensor) -> bool:
-    """A plain tensor, or one that holds others, such as a ``DTensor``: its node is a leaf's like any other."""
+    """Whether it is a plain tensor, or one that holds others, such as a ``DTensor``: its node is a leaf's like any
+    other."""
     return (type(tensor) in TENSOR_TYPES or is_wrapper(type(tensor))) and leaf_swap.is_needed(tensor.device)
 
 

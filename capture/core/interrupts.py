@@ -13,8 +13,8 @@ _SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """A signal handler raised it. An exception that is no ``Exception`` (as ``KeyboardInterrupt``) always counts as an
-    interrupt."""
+    """Whether a signal handler raised it. An exception that is no ``Exception`` (as ``KeyboardInterrupt``) always
+    counts as an interrupt."""
     if not isinstance(error, Exception):
         return True
     at = error.__traceback__

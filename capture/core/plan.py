@@ -79,8 +79,8 @@ class CapturePlan:
 
     @property
     def may_settle(self) -> bool:
-        """All that keeps it from being recorded is state that a first call sets up; a second watched run may show none
-        of it."""
+        """Whether all that keeps it from being recorded is state that a first call sets up; a second watched run may
+        show none of it."""
         return all(finding.code in SETTLING for finding in self.findings_at_least(Severity.EAGER))
 
     def findings_at_least(self, severity: Severity) -> tuple[Finding, ...]:

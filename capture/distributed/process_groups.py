@@ -33,7 +33,7 @@ def note_user(node: Node, facts: Facts) -> None:
 
 @functools.cache
 def watch_group_ends() -> bool:
-    """From now on the end of a process group is noticed. False where torch does not let it."""
+    """Notice the end of a process group from now on. False where torch does not let it."""
     return before_shutdown(_ended)
 
 

@@ -47,7 +47,7 @@ class RankedEntry(Protocol):
 
     @property
     def may_differ_again(self) -> bool:
-        """Another run may become a recording after all."""
+        """Whether another run may become a recording after all."""
 
 
 @frozen

@@ -36,11 +36,11 @@ class Block:
     nbytes: int
 
     def holds(self, address: Address) -> bool:
-        """The address lies in it."""
+        """Whether the address lies in this part of memory."""
         return self.address <= address < self.address + self.nbytes
 
     def overlaps(self, other: Block) -> bool:
-        """They share bytes."""
+        """Whether the two parts of memory share bytes."""
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
 
@@ -231,7 +231,7 @@ class Recording(Protocol):
 
     @property
     def rebinds_tensors(self) -> bool:
-        """``rebind`` works for tensors that are read where they are."""
+        """Whether ``rebind`` works for tensors that are read where they are."""
 
     def rebind(self, moves: Sequence[Move]) -> bool:
         """Read and write these static tensors at their new addresses from now on.
@@ -267,8 +267,8 @@ class Recording(Protocol):
         """Which operators need the results of which others; None where the engine does not know that, as on CUDA."""
 
     def was_stopped(self) -> bool:
-        """One of the body's operators raised in the last replay; those before it have run. True once for each such
-        replay."""
+        """Whether one of the body's operators raised in the last replay; those before it have run. True once for each
+        such replay."""
 
     def answers(self, error: BaseException, leaves: Sequence[Any]) -> Any:
         """After ``was_stopped`` in a call on these leaves: a watch under which the body, run with the call's own
@@ -306,8 +306,8 @@ class SegmentedRecording(Recording, Protocol):
         """Values that were read at its breaks in a call that an operator ended by raising, for ``answers``."""
 
     def joins(self, other: Any, breaks: int) -> bool:
-        """Up to this number of breaks, both do the same with the same memory, so that each may go on where the other
-        comes to a break."""
+        """Whether both do the same with the same memory up to this number of breaks, so that each may go on where the
+        other comes to a break."""
 
 
 @frozen(eq=False)
@@ -345,7 +345,7 @@ class Pool(Protocol):
     """No memory of it is taken between recordings, so that each has to restore its layout first."""
 
     def find(self, address: Address) -> bool:
-        """The address lies in the pool."""
+        """Whether the address lies in the pool."""
 
     def reserved_bytes(self) -> int:
         """Bytes the pool has ever used at once."""
@@ -367,8 +367,8 @@ class Pool(Protocol):
         that was done."""
 
     def can_restore(self, layout: Any, live: Sequence[Block]) -> bool:
-        """These blocks can be taken once more. Where a recording only lent one, as to an island that kept it, an
-        allocator that takes none by its address cannot."""
+        """Whether these blocks can be taken once more. Where a recording only lent one, as to an island that kept it,
+        an allocator that takes none by its address cannot."""
 
     def restore(self, layout: Any, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
         """Make exactly these blocks taken, each until its storage dies; all others are free. They were taken in
@@ -378,7 +378,7 @@ class Pool(Protocol):
         """Makes the pool's device the current one for the length of a block; None where nothing has to be done."""
 
     def is_tidy(self) -> bool:
-        """No memory is taken that nobody tracks."""
+        """Whether no memory is taken that nobody tracks."""
 
     def keep_for(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """The pool is given up: its memory stays until these storages die."""
@@ -428,7 +428,7 @@ class LiftedNumbers(Protocol):
         """Whether ``put`` can set these numbers."""
 
     def put(self, values: Sequence[Number]) -> bool:
-        """Set them for the next replay. False if that failed: the recording may have any of them then."""
+        """Set the numbers for the next replay. False if that failed: the recording may have any of them then."""
 
 
 class Backend(Protocol):
@@ -454,7 +454,7 @@ class Backend(Protocol):
 
     @property
     def rebinds_tensors(self) -> bool:
-        """Recordings can be pointed at other addresses, unless something in them forbids it."""
+        """Whether recordings can be pointed at other addresses, unless something in them forbids it."""
 
     def memory_bytes(self) -> int:
         """Bytes of the device's memory."""
@@ -469,7 +469,7 @@ class Backend(Protocol):
         says why it cannot."""
 
     def in_capture(self) -> bool:
-        """Somebody else captures what this thread does now: a call becomes part of that capture."""
+        """Whether somebody else captures what this thread does now: a call becomes part of that capture."""
 
     def capture_look(self) -> Callable[[], bool] | None:
         """``in_capture`` for the C module, which asks in every call; None where nobody ever captures."""

@@ -194,7 +194,7 @@ def _stage_group(pool: StagingPool, staging: Staging, members: list[Input], leav
 
 
 def dense_enough(tensor: torch.Tensor) -> bool:
-    """No two elements share memory, as far as sizes and strides tell, so that ``copy_`` may write it."""
+    """Whether no two elements share memory, as far as sizes and strides tell, so that ``copy_`` may write it."""
     reach = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

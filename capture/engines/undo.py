@@ -101,7 +101,7 @@ class Undo:
 
     @property
     def is_empty(self) -> bool:
-        """No memory was kept so far."""
+        """Whether no memory was kept so far."""
         return self._whole is None and not self._contents
 
     def keep(

@@ -94,7 +94,8 @@ def asked_of_packages(names: Names, kinds: Iterable[type], functions: Iterable[A
 
 
 def is_getter(function: Any) -> bool:
-    """A function in C of the standard library that may give a setting, such as ``sys.getrecursionlimit``."""
+    """Whether it is a function in C of the standard library that may give a setting, such as
+    ``sys.getrecursionlimit``."""
     module = getattr(function.__self__, "__name__", None) or function.__module__
     return _GETTER.fullmatch(function.__name__) is not None and package_of(module) in sys.stdlib_module_names
 

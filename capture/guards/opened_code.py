@@ -64,8 +64,8 @@ def _attributes_of_function(walk: ReadWalk, value: types.FunctionType) -> None:
 
 
 def _has_run_compiled(walk: ReadWalk, value: types.FunctionType) -> bool:
-    """The compiled form of the function ran, or may have run inside of a compiled part. What ``torch.compiler.disable``
-    returns looks the same, but runs as it is written."""
+    """Whether the compiled form of the function ran, or may have run inside of a compiled part. What
+    ``torch.compiler.disable`` returns looks the same, but runs as it is written."""
     if value.__dict__.get(_DISABLED):
         return False
     codes = [getattr(one, "__code__", None) for one in and_wrapped(value.__dict__[_COMPILED])]

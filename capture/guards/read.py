@@ -134,7 +134,7 @@ class Read:
     """What the walk began with: see ``read_guards.begins_with``."""
 
     def still_holds(self, begins_with: tuple[Any, ...], tensors: Collection[int]) -> bool:
-        """Another walk would come to the same guards: it begins with the same objects, and all that was read is
+        """Whether another walk would come to the same guards: it begins with the same objects, and all that was read is
         unchanged."""
         if self.obstacle is not None or self.begun_with != begins_with:
             return False

@@ -349,7 +349,8 @@ class ReadWalk:
             self.enter(value, path)
 
     def _is_other_tensor(self, value: Any) -> bool:
-        """A tensor that no operator read: Python code may have looked at its metadata, but not at its values."""
+        """Whether it is a tensor that no operator read: Python code may have looked at its metadata, but not at its
+        values."""
         if not issubclass(type(value), torch.Tensor):
             return False
         self._attributes_of_tensor(value)
@@ -362,7 +363,7 @@ class ReadWalk:
         return True
 
     def _has_own_guard(self, value: Any) -> bool:
-        """It has a guard of its own: it is one of ``tensors``, which include generators."""
+        """Whether it has a guard of its own: it is one of ``tensors``, which include generators."""
         if issubclass(type(value), _WITH_GUARDS):
             self.found.tensors.add(id(value))
         return id(value) in self.tensors

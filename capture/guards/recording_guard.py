@@ -138,15 +138,15 @@ class RecordingGuard:
         return tensors
 
     def same_kinds(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """The tensors can take the places of the recorded ones: equal metadata."""
+        """Whether the tensors can take the places of the recorded ones: equal metadata."""
         if self.metadata is not None and self.metadata(*tensors):  # which does not look at what is lazily undone
             pairs = zip(self.owners, tensors, strict=True)
             return all(_lazy_bits(one) == self.kinds[owner.path][-1] for owner, one in pairs)
         return all(kind_of(one) == self.kinds[owner.path] for owner, one in zip(self.owners, tensors, strict=True))
 
     def looks_up(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """The body finds something by which object a tensor is: one of these is a key or a member of a set that it can
-        have read, or its code asks for numbers of objects. For another one it would find something else."""
+        """Whether the body finds something by which object a tensor is: one of these is a key or a member of a set that
+        it can have read, or its code asks for numbers of objects. For another one it would find something else."""
         if any(ASKS_WHO.intersection(code.co_names) for code in self.ran - _HASHING):
             return True
         if self.keys is None:
@@ -351,9 +351,8 @@ def _is_the_same(
     like: RecordingGuard, guard: RecordingGuard, implicit: Sequence[ImplicitInput],
     static_arguments: Sequence[tuple[int, str, torch.Tensor]], leaves: Sequence[Any],
 ) -> bool:  # fmt: skip
-    """The other guard covers the same places, and everything that it checks is as it was, so that this one would turn
-    out equal. Places below an argument are left aside: they are in another object in every call.
-    """
+    """Whether the other guard covers the same places, and everything that it checks is as it was, so that this one
+    would turn out equal. Places below an argument are left aside: they are in another object in every call."""
     return (
         not like.is_its_own
         and guard.ran <= like.ran
@@ -411,8 +410,8 @@ class _Held:
 
 
 def _is_held_by_one(place: Source) -> bool:
-    """Only this place has the object that it leads to, besides guards: as many references to it are not seen as to a
-    new dict that only a list has."""
+    """Whether only this place has the object that it leads to, besides guards: as many references to it are not seen as
+    to a new dict that only a list has."""
     values = [place.get(), {}]
     holders = [[holder for holder in holders_of(value) if holder is not values] for value in values]
     others = [holder for holder in holders[0] if type(holder) not in (native.Guards, Guard, Source)]

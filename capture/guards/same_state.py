@@ -48,7 +48,7 @@ class _Pairs:
     _back: dict[int, Any] = field(factory=dict)
 
     def is_pair(self, recorded: Any, current: Any) -> bool:
-        """Both are in the same places. A container or object is no plain value: its members are compared."""
+        """Whether both are in the same places. A container or object is no plain value: its members are compared."""
         if type(recorded) is not type(current):
             return False
         if type(recorded) is tuple:
@@ -63,7 +63,7 @@ class _Pairs:
         )
 
     def is_same(self, recorded: Any, current: Any) -> bool:
-        """The new value may take the place of the old one."""
+        """Whether the new value may take the place of the old one."""
         kind = type(recorded)
         if kind is not type(current):
             return False
@@ -90,7 +90,7 @@ class _Pairs:
         return made_in_python and package_of(kind.__module__) not in CLOSED
 
     def are_same_guards(self, recorded: Guard, current: Guard) -> bool:
-        """Both lists of guards ask for the same of what is in the same places."""
+        """Whether both lists of guards ask for the same of what is in the same places."""
         at, there = recorded.source, current.source
         if (recorded.kind, recorded.verdict, at.kind, at.path) != (
             current.kind,
@@ -120,7 +120,7 @@ class _Pairs:
 
 
 def _is_made_in_python(kind: type) -> bool:
-    """Its objects keep attributes and slots alone: no guard covers what a class written in C keeps besides."""
+    """Whether its objects keep attributes and slots alone: no guard covers what a class written in C keeps besides."""
     slots = {"__dict__", "__weakref__", *_texts(kind.__dict__.get("__slots__", ()))}
     by_c = [name for name, value in kind.__dict__.items() if isinstance(value, _BY_C) and name not in slots]
     return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and not by_c

@@ -165,7 +165,7 @@ def _function_name(node: Node) -> str:
 
 
 def _is_torchs(target: Any) -> bool:
-    """A function of torch's, or one of Python's operators on tensors."""
+    """Whether it is a function of torch's, or one of Python's operators on tensors."""
     if target in _BUILTINS or isinstance(target, _OVERLOAD):
         return True
     owner = getattr(target, "__self__", None) or getattr(target, "__objclass__", None)

@@ -57,7 +57,7 @@ class Piece:
 
     @property
     def captured(self) -> bool:
-        """It is recorded and replayed."""
+        """Whether it is recorded and replayed."""
         return self.function is not None
 
 

@@ -46,7 +46,8 @@ _DEEPEST = 32  # how deep tuples in tuples are compared member by member
 
 
 def same_value(first: Any, second: Any, depth: int = 0) -> bool:
-    """The same object, or a number, text, bytes or device of the same type and bits, or a tuple of such."""
+    """Whether it is the same object, or a number, text, bytes or device of the same type and bits, or a tuple of
+    such."""
     if first is second:
         return True
     kind = type(first)
@@ -258,7 +259,7 @@ class NamedKey:
         self._added: list[tuple[Callable[[], Any], str]] = []
 
     def is_empty(self) -> bool:
-        """The body names nothing."""
+        """Whether the body names nothing."""
         return not (self._fixed or self._of_receiver or self._of_values)
 
     def __call__(self, current: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:

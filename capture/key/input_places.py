@@ -85,7 +85,7 @@ def number_place(path: str, keeper: Callable[[], Any], name: Any) -> InputPlace 
 
 
 def may_be_input(value: Any) -> bool:
-    """An object that can be opened as an argument is."""
+    """Whether the value can be opened as an argument."""
     kind = type(value)
     if kind in pytree.PLAIN_TYPES or issubclass(kind, (torch.Tensor, type, types.FunctionType)):
         return False
@@ -93,8 +93,8 @@ def may_be_input(value: Any) -> bool:
 
 
 def is_input(value: Any) -> bool:
-    """It holds tensors, or plain values alone, and no more than can be looked at in every call. One that holds tensors
-    is opened from now on."""
+    """Whether it holds tensors, or plain values alone, and no more than can be looked at in every call. One that holds
+    tensors is opened from now on."""
     count = pytree.count_tensors(value)
     objects.may_open(value)
     if count > _MOST_LEAVES or not pytree.is_container(value):

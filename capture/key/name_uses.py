@@ -32,16 +32,16 @@ _BY_NAME = ("__getattr__", "__getattribute__", "__setattr__", "__delattr__")
 
 @functools.lru_cache(maxsize=16384)
 def is_computed(code: types.CodeType) -> bool:
-    """The code looks up names that are not constants, or asks for all names (``vars``, ``__dict__``). Functions that
-    get names which other code mentions, as ``__getattr__`` does, do not count."""
+    """Whether the code looks up names that are not constants, or asks for all names (``vars``, ``__dict__``). Functions
+    that get names which other code mentions, as ``__getattr__`` does, do not count."""
     mentioned = set(code.co_names)
     computed = not mentioned.isdisjoint(_WHOLE) or (not mentioned.isdisjoint(ASKING) and not _asks_for_constants(code))
     return computed and code.co_name not in _BY_NAME
 
 
 def _asks_for_constants(code: types.CodeType) -> bool:
-    """Each ``getattr(x, "name")`` in the code has a constant name. A call that cannot be read from the instructions
-    counts as computed."""
+    """Whether each ``getattr(x, "name")`` in the code has a constant name. A call that cannot be read from the
+    instructions counts as computed."""
     before: list[dis.Instruction] = []
     wanted = 0
     for instruction in dis.get_instructions(code):
@@ -68,7 +68,7 @@ class _Value:
     uses: list[str] = field(factory=list)
 
     def is_like(self, value: _Value | None) -> bool:
-        """The same expression."""
+        """Whether it is the same expression."""
         if self is value:
             return True
         if value is None or (self.kind, type(self.name)) != (value.kind, type(value.name)) or self.name != value.name:
@@ -98,8 +98,8 @@ class NameUses:
     """Names in which values are put by constant keys."""
 
     def is_only_updated(self, name: str) -> bool:
-        """The name, or an item of it, is counted up, added to or filled, and nothing else depends on it here. Reads of
-        its other items are found while the body is watched."""
+        """Whether the name, or an item of it, is counted up, added to or filled, and nothing else depends on it here.
+        Reads of its other items are found while the body is watched."""
         if name in self.read:
             return False
         counted = {key for item_name, key in self.items_updated if item_name == name}

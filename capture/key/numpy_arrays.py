@@ -18,7 +18,7 @@ FROZEN: dict[type, Callable[[Any], Any]] = {set: frozenset, bytearray: bytes}
 
 
 def is_array_type(kind: type) -> bool:
-    """The class is NumPy's array, if NumPy is imported at all."""
+    """Whether the class is NumPy's array, if NumPy is imported at all."""
     numpy: Any = sys.modules.get("numpy")
     return numpy is not None and issubclass(kind, numpy.ndarray)
 
@@ -35,7 +35,8 @@ def content(value: Any) -> tuple[Any, ...] | None:
 
 
 def is_memory_of_c(kind: type) -> bool:
-    """The class is made with ``ctypes``, or ``mmap``: its objects are memory that Python code reads and writes."""
+    """Whether the class is made with ``ctypes``, or ``mmap``: its objects are memory that Python code reads and
+    writes."""
     return type(kind).__module__ == "_ctypes" or kind.__module__ == "mmap"
 
 

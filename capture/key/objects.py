@@ -34,7 +34,7 @@ _NEVER = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.Generator,
 
 @functools.lru_cache(maxsize=4096)
 def closed_package(module: str | None) -> bool:
-    """Objects of classes of this module are never looked into."""
+    """Whether objects of classes of this module are never looked into."""
     package = (module or "").split(".")[0]
     return package in _CLOSED_PACKAGES or (package == "torch" and not (module or "").startswith(_OPEN_OF_TORCH))
 
@@ -43,7 +43,7 @@ _with_state: set[type] = set()
 
 
 def has_state(kind: type) -> bool:
-    """Objects of this class, which belongs to a closed package, are looked into all the same."""
+    """Whether objects of this class, which belongs to a closed package, are looked into all the same."""
     return kind in _with_state
 
 
@@ -119,7 +119,7 @@ def _size(kind: type, base: type, slots: int) -> int:
 
 
 def is_plain(kind: type) -> bool:
-    """``members`` gives everything that an instance of this class holds."""
+    """Whether ``members`` gives everything that an instance of this class holds."""
     return _layout_of(kind) is not None
 
 
@@ -161,7 +161,7 @@ def members(value: Any) -> list[tuple[Name, Any]]:
 
 
 def holds(value: Any, name: str) -> bool:
-    """The object itself has this attribute, not only its class."""
+    """Whether the object itself has this attribute, not only its class."""
     layout = _layout_of(type(value))
     if layout is None:
         return False
@@ -185,7 +185,7 @@ def blank(kind: type, *, is_own_dict: bool = False) -> Any:
 
 
 def is_own_dict(value: Any) -> bool:
-    """The attributes of this dict are its items."""
+    """Whether the attributes of this dict are its items."""
     return isinstance(value, dict) and type(value).__dictoffset__ != 0 and _attributes(value) is value
 
 
@@ -216,7 +216,7 @@ def died(kind: type) -> None:
 
 
 def may_open(value: Any) -> bool:
-    """The class of this object is opened, from now on if it was not before."""
+    """Whether the class of this object is opened, from now on if it was not before."""
     kind = type(value)
     if kind not in opened and is_plain(kind) and (_gone.get(kind, 0) >= _COME_AND_GO or _holds(value, torch.Tensor)):
         opened.add(kind)
@@ -231,7 +231,7 @@ def may_open_argument(value: Any) -> bool:
 
 
 def is_state(value: Any) -> bool:
-    """An object of a plain class that holds modules or optimizers, and is not opened."""
+    """Whether it is an object of a plain class that holds modules or optimizers, and is not opened."""
     kind = type(value)
     return kind not in opened and is_plain(kind) and _holds(value, _STATE)
 
@@ -289,7 +289,7 @@ class Visit:
     """The objects that replace them, by ``id``."""
 
     def is_new(self, value: Any) -> bool:
-        """It is met for the first time."""
+        """Whether it is met for the first time."""
         if id(value) in self.numbers:
             return False
         self.numbers[id(value)] = len(self.numbers)

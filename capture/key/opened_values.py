@@ -53,7 +53,7 @@ def _node(value: Any, opened: list[Any], met: set[int]) -> Opened:
 
 
 def _has_class_defaults(value: Any) -> bool:
-    """The key has fields of the class, which the object does not have itself."""
+    """Whether the key has fields of the class, which the object does not have itself."""
     own = vars(value) if type(value).__dictoffset__ else {}
     return any(name not in own and name in type(value).__dict__ for name in pytree.field_names(type(value)) or ())
 

@@ -25,5 +25,5 @@ def package_of(module: Any) -> str:
 
 
 def is_library(package: str) -> bool:
-    """The package is torch's, or one that comes with Python: its code reads what it made itself."""
+    """Whether the package is torch's, or one that comes with Python: its code reads what it made itself."""
     return package in _LIBRARY or not package

@@ -75,7 +75,7 @@ def field_names(kind: type) -> tuple[str, ...] | None:
 
 
 def is_namedtuple(kind: type) -> bool:
-    """A tuple type with named fields."""
+    """Whether it is a tuple type with named fields."""
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
@@ -95,19 +95,19 @@ _with_fields: dict[type, bool] = {}
 
 
 def has_fields(kind: type) -> bool:
-    """A dataclass or attrs class."""
+    """Whether it is a dataclass or attrs class."""
     if kind not in _with_fields:
         _with_fields[kind] = field_names(kind) is not None
     return _with_fields[kind]
 
 
 def is_object(kind: type) -> bool:
-    """Objects of this class are opened member by member."""
+    """Whether objects of this class are opened member by member."""
     return kind in objects.opened or has_fields(kind)
 
 
 def is_registered(kind: type) -> bool:
-    """Somebody registered how objects of this class are opened."""
+    """Whether somebody registered how objects of this class are opened."""
     return kind in objects.registered or capabilities.is_registered_container(kind)
 
 
@@ -147,8 +147,8 @@ def leaves(value: Any, path: str = "", visit: Visit | None = None) -> Iterator[C
 
 
 def is_new(container: Any, visit: Visit) -> bool:
-    """Nothing in it was met before in this walk. Only objects can be: every other container is opened once for each
-    place."""
+    """Whether nothing in it was met before in this walk. Only objects can be: every other container is opened once for
+    each place."""
     kind = type(container)
     return is_registered(kind) or not is_object(kind) or visit.is_new(container)
 
@@ -182,7 +182,7 @@ def _blank(like: Any) -> Any:
 
 
 def is_made_anew(kind: type) -> bool:
-    """Objects of this class are put together member by member."""
+    """Whether objects of this class are put together member by member."""
     return is_object(kind) and not is_registered(kind) and objects.is_plain(kind)
 
 

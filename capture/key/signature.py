@@ -59,8 +59,8 @@ _FORM = "form of the call"
 
 
 def sees_form(function: Any) -> bool:
-    """Code of a decorator stands between the call and the parameters of ``signature_of``: it may see which arguments
-    were given by position, by name, or not at all. A plain function sees its parameters alone."""
+    """Whether code of a decorator stands between the call and the parameters of ``signature_of``: it may see which
+    arguments were given by position, by name, or not at all. A plain function sees its parameters alone."""
     is_plain = type(function) is types.FunctionType
     return not is_plain or hasattr(function, "__wrapped__") or hasattr(function, "__signature__")
 
@@ -396,7 +396,7 @@ def deaths() -> int:
 
 
 def names_the_dead(key: Any) -> bool:
-    """The key contains an object that is gone, so that no later call can have it."""
+    """Whether the key contains an object that is gone, so that no later call can have it."""
     if type(key) is tuple:
         return any(map(names_the_dead, key))
     return type(key) is Token and key.is_dead
@@ -486,8 +486,8 @@ _NAMES_NONE = pytree.PLAIN_TYPES | {types.BuiltinFunctionType, type}
 
 
 def _names_no_module(module: torch.nn.Module) -> bool:
-    """It leads to other modules by its submodules alone. A hook that is a bound method of a module would be another
-    way."""
+    """Whether it leads to other modules by its submodules alone. A hook that is a bound method of a module would be
+    another way."""
     return all(
         type(value) in _NAMES_NONE
         or name in ("_parameters", "_buffers", "_modules")

@@ -18,8 +18,8 @@ PLAIN_TYPES = frozenset({
 
 
 def refuses(tensor: torch.Tensor) -> bool:
-    """A view that was made without gradients of a base that was then written with them: autograd raises when its graph
-    is looked at."""
+    """Whether it is a view that was made without gradients of a base that was then written with them: autograd raises
+    when its graph is looked at."""
     try:
         _ = tensor.grad_fn
     except RuntimeError:
@@ -28,7 +28,7 @@ def refuses(tensor: torch.Tensor) -> bool:
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
-    """The tensor belongs to no autograd graph."""
+    """Whether the tensor belongs to no autograd graph."""
     return not refuses(tensor) and tensor.is_leaf
 
 
@@ -60,7 +60,7 @@ class TensorKind:
         return None if freed is None else cls(torch.Tensor, True, {}, freed)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """The tensor is of this kind already."""
+        """Whether the tensor is of this kind already."""
         if self.freed is not None:
             return tensor.grad_fn is not None
         return type(tensor) is self.kind and tensor.requires_grad == self.requires_grad and self._is_put_on(tensor)

@@ -63,7 +63,7 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal metadata and equal bits, NaN payloads included."""
+    """Whether two tensors have equal metadata and equal bits, NaN payloads included."""
     same = one.dtype == other.dtype and one.shape == other.shape
     return same and (one.numel() == 0 or torch.equal(_bytes(one), _bytes(other)))
 
@@ -101,7 +101,7 @@ def alias_groups(tensors: Sequence[torch.Tensor]) -> list[int | None]:
 
 
 def any_overlap(begins: Sequence[int], spans: Sequence[int]) -> bool:
-    """Two of these pieces of memory share bytes; pieces of no bytes share nothing."""
+    """Whether two of these pieces of memory share bytes; pieces of no bytes share nothing."""
     end = -1
     for begin, span in sorted(zip(begins, spans, strict=True)):
         if span:
@@ -120,7 +120,7 @@ def storage_of(tensor: torch.Tensor) -> Any:
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """A tensor of this form covers its memory without gaps or overlaps, in some order of its dimensions."""
+    """Whether a tensor of this form covers its memory without gaps or overlaps, in some order of its dimensions."""
     expected = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size > 1 and step != expected:
@@ -143,7 +143,7 @@ def leading_ones(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def is_in_order(tensor: torch.Tensor) -> bool:
-    """A contiguous tensor no dimension of which has smaller strides than those after it."""
+    """Whether it is a contiguous tensor no dimension of which has smaller strides than those after it."""
     plain = tensor.layout is torch.strided and not tensor.is_nested and tensor.is_contiguous()
     return plain and all(outer >= inner for outer, inner in itertools.pairwise(tensor.stride()))
 
@@ -155,7 +155,7 @@ def plain_strides(shape: Sequence[int], stride: tuple[int, ...]) -> tuple[int, .
 
 
 def is_part_of_one(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
-    """All of its memory is covered by one other tensor, gaps left aside."""
+    """Whether all of its memory is covered by one other tensor, gaps left aside."""
     begin, end = range_of(tensor)
     return begin == end or any(
         first <= begin and end <= last and is_dense(one.shape, one.stride())

@@ -139,8 +139,8 @@ class BreakNotes(RunNotes):
                 self.trace.undo.append((external.tensor, external.storage.clone()))
 
     def is_of_every_call(self, value: Any) -> bool:
-        """Each call with this key has the same object in this place: it is reached from the receiver, from globals and
-        the like, where a guard checks it. Arguments may be other objects in each call."""
+        """Whether each call with this key has the same object in this place: it is reached from the receiver, from
+        globals and the like, where a guard checks it. Arguments may be other objects in each call."""
         for source, one in list(self.before.sources.values()):
             if one is value:
                 root = [*source.chain()][-1]

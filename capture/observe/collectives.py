@@ -23,17 +23,18 @@ _ALL_WAIT = (
 
 
 def communicates(namespace: str, base: str) -> bool:
-    """Ranks exchange something, so that each has to run the operator as often as the others."""
+    """Whether ranks exchange something, so that each has to run the operator as often as the others."""
     return namespace in NAMESPACES and base not in _LOCAL
 
 
 def writes_first(namespace: str, base: str) -> bool:
-    """The operator writes its first argument, although its schema does not say so: all but a few of ``c10d`` do."""
+    """Whether the operator writes its first argument, although its schema does not say so: all but a few of ``c10d``
+    do."""
     return namespace == "c10d" and base not in _WRITE_NOTHING
 
 
 def waits_for_all(base: str) -> bool:
-    """No rank completes it before every rank of the group has begun."""
+    """Whether no rank completes it before every rank of the group has begun."""
     return base.startswith(_ALL_WAIT)
 
 
@@ -66,7 +67,8 @@ def obstacle(base: str, *, on_host: bool) -> str | None:
 
 
 def registers_segments() -> bool:
-    """NCCL registers what captured collectives use, unless told not to, and cannot with expandable segments."""
+    """Whether NCCL registers the memory that captured collectives use, as it does unless told not to. It cannot with
+    expandable segments."""
     return os.environ.get("NCCL_GRAPH_REGISTER") != "0" and expandable_segments()
 
 

@@ -55,8 +55,9 @@ def _inside(containers: Iterable[Any]) -> Iterator[Any]:
 
 
 def _are_held_alone(before: Snapshot, *lists: list[Any]) -> bool:
-    """Nobody has any of these but each other, the snapshot and changes. The collector does not see what has them in a
-    local name, so all references are counted, too: as many are not seen as of a new dict that only the list has."""
+    """Whether nobody has any of these but each other, the snapshot and changes. The collector does not see what has
+    them in a local name, so all references are counted, too: as many are not seen as of a new dict that only the list
+    has."""
     inside = lists[0]
     inside.insert(0, {})
     ours = {id(value) for value in (*inside, *lists)}

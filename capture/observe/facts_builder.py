@@ -155,7 +155,8 @@ def _held_twice(watched: ObservedRun) -> list[OpaqueLeaf]:
 
 
 def _reads_form(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> bool:
-    """Nobody asked for strides, and what is left is new, or the caller's own: views of arguments have their strides."""
+    """Whether nobody asked for strides, and what is left is new, or the caller's own: views of arguments have their
+    strides."""
     trace = watched.watch.trace
     odd = trace.reads_form or trace.work or trace.unkeyed or trace.syncs or trace.hooks or trace.lent
     return bool(odd) or any(leaf.kind not in ("fresh", "input", "python") for leaf in kept)

@@ -85,8 +85,8 @@ def obstacles(
 
 
 def _is_like_a_result(watched: ObservedRun, change: Change) -> bool:
-    """What it leaves with a graph can become part of the caller's as results do: the body does not read what was there
-    before, as a layer does that goes on from its last state."""
+    """Whether what it leaves with a graph can become part of the caller's as results do: the body does not read what
+    was there before, as a layer does that goes on from its last state."""
     if not carries_graph(change):
         return False
     old = change.before
@@ -125,8 +125,9 @@ def _outputs(outputs: Sequence[KeptLeaf]) -> Iterator[GradientObstacle]:
 
 
 def _are_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """No write to one of two results on the same memory has to become part of the other's graph: they are views that
-    one operator made at once, such as ``chunk``, which autograd lets nobody write; or it knows of no views at all."""
+    """Whether no write to one of two results on the same memory has to become part of the other's graph: they are
+    views that one operator made at once, such as ``chunk``, which autograd lets nobody write; or it knows of no
+    views at all."""
     if one is other or one.grad_fn is None or other.grad_fn is None:
         return one is other
     if one._is_view() or other._is_view():

@@ -67,16 +67,16 @@ def drawn(
 
 
 def _was_resumed(value: Any, ran: CodeRun | None) -> bool:
-    """A generator from before the run went on in it. It may stand at the same line again, and what its loops have taken
-    of their iterators is not to be seen."""
+    """Whether a generator from before the run went on in it. It may stand at the same line again, and what its loops
+    have taken of their iterators is not to be seen."""
     if ran is None or not isinstance(value, types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType):
         return False
     return any(getattr(value, name, None) in ran.codes for name in ("gi_code", "cr_code", "ag_code"))
 
 
 def may_draw(ran: CodeRun | None, reachable: Snapshot) -> bool:
-    """The body may have drawn from the host's generators. Other threads may draw from them at the same time; then it
-    counts whether code of the run names a generator, or the body can reach one."""
+    """Whether the body may have drawn from the host's generators. Other threads may draw from them at the same time;
+    then it counts whether code of the run names a generator, or the body can reach one."""
     if ran is None or not ran.is_complete or not others_may_run():
         return True
     names = frozenset(_NAMES)
@@ -89,7 +89,7 @@ def may_draw(ran: CodeRun | None, reachable: Snapshot) -> bool:
 
 
 def _draws(value: Any) -> bool:
-    """A module, generator or method that draws from the host's generators."""
+    """Whether it is a module, generator or method that draws from the host's generators."""
     if isinstance(value, types.ModuleType):
         return value.__name__ in ("random", "numpy.random", "numpy")
     if type(value) in (types.BuiltinMethodType, types.MethodType, types.MethodWrapperType):

@@ -42,7 +42,7 @@ def describer_of(name: str, tensor: torch.Tensor) -> Describe | None:
 
 
 def is_whole(text: str) -> bool:
-    """The value has no fraction: it is likely to come again."""
+    """Whether the value has no fraction: it is likely to come again."""
     return re.search(rf"\.0*[1-9]|\d[eE]-|nan|inf|{_WITH_FRACTIONS}", text) is None
 
 
@@ -107,11 +107,11 @@ class Arrays:
         return [found for found in (one.storage() for one in self._known.values()) if found is not None]
 
     def have_changed(self, storages: Iterable[Any]) -> bool:
-        """The content of an array differs from its description."""
+        """Whether the content of an array differs from its description."""
         return any(_content(storage) != one.content for storage, one in self._lent(storages))
 
     def may_see(self, written: Iterable[Any]) -> bool:
-        """An operator wrote these, and an array on one of them is there."""
+        """Whether an operator wrote these, and an array on one of them is there."""
         found = self._lent(written)
         for storage, one in found:
             if one.array() is None:

@@ -227,7 +227,7 @@ def settle(owner: Any) -> None:
 
 
 def has_answers(owner: Any) -> bool:
-    """Islands of this call are still to be answered."""
+    """Whether outcomes of islands of this call are still to be taken by a second run."""
     return _left.owner is owner and bool(_left.outcomes)
 
 
@@ -390,7 +390,7 @@ def _check_tensor(value: torch.Tensor) -> None:
 
 
 def is_object(kind: type) -> bool:
-    """Objects of this class can be told from others without being kept alive."""
+    """Whether objects of this class can be told from others without being kept alive."""
     return bool(kind.__weakrefoffset__) and not issubclass(kind, (torch.Tensor, type))
 
 

@@ -35,7 +35,7 @@ def keeper(nodes: Iterable[Any], reached: Collection[int], own: Collection[int])
 
 
 def _may_change(tensor: torch.Tensor, own: Collection[int]) -> bool:
-    """Not a table of numbers that was there before, as the ranks of a device mesh are."""
+    """Whether it may change: all but a table of numbers that was there before, as the ranks of a device mesh are."""
     if (
         tensor.is_floating_point()
         or tensor.is_complex()
@@ -47,7 +47,7 @@ def _may_change(tensor: torch.Tensor, own: Collection[int]) -> bool:
 
 
 def _reaches_tensors(stack: list[Any], reached: Collection[int], own: Collection[int]) -> bool:
-    """A tensor hangs on one of these objects. More objects than can be looked at count as one."""
+    """Whether a tensor hangs on one of these objects. More objects than can be looked at count as one."""
     seen = set[int]()
     kept = list[Any]()  # so that no ``id`` is used twice
     while stack:

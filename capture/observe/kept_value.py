@@ -148,13 +148,13 @@ def _with_read(leaf: KeptLeaf, found: _Found | None) -> KeptLeaf:
 
 
 def is_value_of(trace: RunTrace, number: int, formula: str, value: Any) -> bool:
-    """The body returned this, which it computed of the value that it read."""
+    """Whether the body returned this, which it computed of the value that it read."""
     read = as_returned(trace.reads[number], trace.kept[number][0])
     return _same(computed(formula, read), value)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Two numbers are of one type, and equal bit for bit."""
+    """Whether two numbers are of one type, and equal bit for bit."""
     if type(one) is not type(other):
         return False
     return struct.pack("d", one) == struct.pack("d", other) if type(one) is float else bool(one == other)

@@ -199,8 +199,8 @@ def _metadata_change(base: str, tags: Any) -> Literal["no", "view", "storage"]:
 
 
 def _is_elementwise(op: Operator) -> bool:
-    """Each element follows from the elements in its place. With ``memory_format`` strides are taken over, as ``clone``
-    does."""
+    """Whether each element follows from the elements in its place. With ``memory_format`` strides are taken over, as
+    ``clone`` does."""
     named = (argument.name == "memory_format" for argument in op._schema.arguments)
     return torch.Tag.pointwise in op.tags and not any(named)
 
@@ -238,7 +238,8 @@ def with_tensor(args: tuple[Any, ...]) -> tuple[Operator, tuple[Any, ...]]:
 
 
 def is_tensor(value: object) -> bool:
-    """It is a tensor. The check by type comes first, as it is four times as fast for a parameter, or for no tensor."""
+    """Whether it is a tensor. The check by type comes first, as it is four times as fast for a parameter, or for no
+    tensor."""
     kind = type(value)
     return kind in TENSORS or (kind not in PLAIN_TYPES and isinstance(value, torch.Tensor))
 
@@ -288,7 +289,7 @@ def numbers_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int]:
 
 
 def on_one_device(devices: set[torch.device], kwargs: dict[str, Any]) -> bool:
-    """All tensors that an operator gets, on these ``devices``, and makes are on devices of one type."""
+    """Whether all tensors that an operator gets, on these ``devices``, and makes are on devices of one type."""
     target = kwargs.get("device")
     if target is None and len(devices) < 2:
         return True
@@ -327,7 +328,7 @@ def given_outs(op: OperatorTraits, kwargs: dict[str, Any]) -> Iterator[torch.Ten
 
 
 def shape_depends_on_data(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """This call's result size, or its control flow on the host, follows from tensor values."""
+    """Whether this call's result size, or its control flow on the host, follows from tensor values."""
     if not (op.indexes or op.data_dependent_shape):
         return False
     if op.base in _BOOLEAN_INDEXING:
@@ -339,7 +340,7 @@ def shape_depends_on_data(op: OperatorTraits, args: tuple[Any, ...], kwargs: dic
 
 
 def breaks(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """The host has to wait for values in this call, so that no graph can hold it."""
+    """Whether the host has to wait for values in this call, so that no graph can hold it."""
     return op.reads_host or shape_depends_on_data(op, args, kwargs)
 
 
@@ -351,13 +352,13 @@ def read_text(result: Any) -> str:
 
 
 def is_mask(index: object) -> bool:
-    """An index in brackets that chooses elements by its values."""
+    """Whether it is an index in brackets that chooses elements by its values."""
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 def _fills(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """``x[mask] = number`` fills, and counts nothing: torch hands it on to ``masked_fill_`` if the mask is the only
-    index and lies on the tensor's device (aten/src/ATen/native/TensorAdvancedIndexing.cpp, 2.11)."""
+    """Whether ``x[mask] = number`` only fills, and counts nothing: torch hands it on to ``masked_fill_`` if the mask is
+    the only index and lies on the tensor's device (aten/src/ATen/native/TensorAdvancedIndexing.cpp, 2.11)."""
     given = dict(zip(("self", "indices", "values", "accumulate"), args, strict=False)) | kwargs
     if op.base not in ("index_put", "index_put_", "_index_put_impl_") or given.get("accumulate"):
         return False
@@ -367,8 +368,8 @@ def _fills(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def lacks_tensor(op: Operator, args: Sequence[Any]) -> bool:
-    """A tensor that is not optional is none: autograd passes undefined tensors to backward operators, below its own
-    checks, where nobody else may."""
+    """Whether a tensor that is not optional is None: autograd passes undefined tensors to backward operators, below its
+    own checks, where nobody else may."""
     return any(value is None for value in args) and any(
         value is None and str(argument.type) == "Tensor"
         for argument, value in zip(op._schema.arguments, args, strict=False)
@@ -376,7 +377,7 @@ def lacks_tensor(op: Operator, args: Sequence[Any]) -> bool:
 
 
 def raises_on_shapes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """An operator that raised does so without any values, too: for these shapes and types it always does."""
+    """Whether an operator that raised does so for these shapes and types always, whatever the values."""
     on_meta: dict[int, torch.Tensor] = {}
 
     def bare(value: Any) -> Any:

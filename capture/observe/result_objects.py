@@ -30,7 +30,7 @@ _lock = threading.Lock()
 
 
 def is_value(value: Any) -> bool:
-    """It is equal to others by what it holds, and can be hashed by that: such objects do not change."""
+    """Whether it is equal to others by what it holds, and can be hashed by that: such objects do not change."""
     kind = type(value)
     if kind in PLAIN_TYPES:
         return True
@@ -40,12 +40,12 @@ def is_value(value: Any) -> bool:
 
 
 def is_used_up(value: Any) -> bool:
-    """It can be used once, as an iterator or a coroutine."""
+    """Whether it can be used once, as an iterator or a coroutine."""
     return isinstance(value, (Iterator, AsyncIterator, Awaitable))
 
 
 def is_copied(value: Any) -> bool:
-    """A replay hands out a copy of it, so that each call gets one of its own."""
+    """Whether a replay hands out a copy of it, so that each call gets one of its own."""
     return type(value) in _COPIED or is_array_type(type(value))
 
 
@@ -55,7 +55,7 @@ def identity_text(value: Any) -> str:
 
 
 def are_of_this_process(facts: Facts) -> bool:
-    """The facts contain numbers of objects, which mean nothing in another process."""
+    """Whether the facts contain numbers of objects, which mean nothing in another process."""
     return any(output.value is not None and _MARK in output.value for output in facts.outputs)
 
 

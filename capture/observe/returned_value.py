@@ -241,7 +241,8 @@ def _offset(step: dis.Instruction) -> int:
 
 
 def _calls(frame: types.FrameType, at: int, code: types.CodeType) -> bool:
-    """This frame's present instruction itself calls the function with this code: code in C does not stand between."""
+    """Whether this frame's present instruction itself calls the function with this code: code in C does not stand
+    between."""
     return any(_code_of(_resolved(frame, callee)) is code for callee in _callees(frame.f_code, at))
 
 
@@ -700,7 +701,7 @@ def returned_at(reads: Sequence[str]) -> dict[int, list[tuple[str, str]]]:
 
 
 def is_computed(text: str) -> bool:
-    """The body returns what it computes of the value."""
+    """Whether the body returns what it computes of the value."""
     return _IS in text
 
 

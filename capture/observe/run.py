@@ -244,7 +244,7 @@ def _is_no_more_active(watch: ObserveMode) -> None:
 
 
 def _came_through_us(error: BaseException) -> bool:
-    """An interrupt met the body in code of this library, which may have left a block of its own open."""
+    """Whether an interrupt met the body in code of this library, which may have left a block of its own open."""
     if not is_interrupt(error):
         return False
     names, at = [], error.__traceback__

@@ -47,7 +47,7 @@ class _Casts(torch.autograd.Function):
 
 
 def is_in_a_block() -> bool:
-    """Autocast casts weights once for the calls around this one."""
+    """Whether autocast casts weights once for the calls around this one."""
     return torch.is_grad_enabled() and any(map(autocast.low_precision, devices.AUTOCAST_TYPES))
 
 
@@ -73,8 +73,8 @@ Casts = Sequence[torch.dtype | None]
 
 
 def keep(result: Any) -> bool:
-    """The graph of a result is the caller's, and ends in the casts that are in autocast's cache now: later calls share
-    them. True if other calls of the block cast some of the weights before."""
+    """Keep the casts that a result's graph, which is the caller's, ends in and that are in autocast's cache now: later
+    calls share them. True if other calls of the block cast some of the weights before."""
     ends = [
         leaf_of_result
         for _, leaf_of_result in result_leaves(result)
@@ -99,7 +99,7 @@ def _key(leaf: torch.Tensor) -> Any:
 
 
 def meets_others(weights: Sequence[torch.Tensor], casts: Casts) -> bool:
-    """Another call of this block cast one of these weights, too. Those of this call are noted."""
+    """Whether another call of this block cast one of these weights, too. Those of this call are noted."""
     kept = autocast.kept_with_cache()
     keys = [(id(weight), dtype) for weight, dtype in zip(weights, casts, strict=True) if dtype is not None]
     met = bool(kept) and not kept.keys().isdisjoint(keys)

@@ -47,7 +47,7 @@ _written: dict[str, Mapping[int, tuple[str, int, str]]] = {}
 
 
 def is_users(file: str) -> bool:
-    """Neither torch's nor this library's."""
+    """Whether it is neither torch's nor this library's."""
     known = _users.get(file)
     if known is None:
         known = _users[file] = not file.startswith(_OWN) and not file.startswith("<capture")

@@ -175,7 +175,7 @@ class RunTrace:
         in_use.add(storage)
 
     def is_unread(self, tensor: torch.Tensor) -> bool:
-        """The memory existed before the body, and no operator got it."""
+        """Whether the memory existed before the body, and no operator got it."""
         if tensor.layout is not torch.strided or tensor.is_nested:
             return False
         storage = tensor.untyped_storage()

@@ -72,8 +72,8 @@ def load(annotation: Annotation, function: Callable[..., Any], key: Key, log: Lo
 
 
 def is_looked_at(plan: CapturePlan) -> bool:
-    """A run in this process confirmed this plan's reasons to be eager. The fingerprint does not cover everything that
-    they depend on: code far below the function, another library's version, the machine."""
+    """Whether a run in this process confirmed this plan's reasons to be eager. The fingerprint does not cover
+    everything that they depend on: code far below the function, another library's version, the machine."""
     return _file_name(plan.function, plan.fingerprint.get("key", "")) in _looked_at
 
 

@@ -46,7 +46,7 @@ Reads = tuple[str, ...]
 
 
 def may_follow(captured: Captured, entry: Entry) -> bool:
-    """Recordings for this entry may have breaks."""
+    """Whether recordings for this entry may have breaks."""
     backend = entry.backend
     is_whole = entry.region is None and not captured.is_backward
     return backend is not None and backend.breaks_at_reads and (is_whole or backend.executes_recording_runs)

@@ -120,7 +120,7 @@ class Pad:
         return last.expand(*tensor.shape[:dim], count, *tensor.shape[dim + 1 :])
 
     def is_silent(self, tensor: torch.Tensor) -> bool:
-        """The padded values are equal to the padding, so that a body which looks at the padding may give equal
+        """Whether the padded values are equal to the padding, so that a body which looks at the padding may give equal
         results."""
         if callable(self.fill) or not tensor.numel():
             return False
@@ -147,7 +147,7 @@ class Count:
 
     @property
     def is_due(self) -> bool:
-        """The next call is to be compared."""
+        """Whether the next call is to be compared."""
         return self.calls + 1 >= self.due
 
     def compared(self) -> None:
@@ -438,7 +438,7 @@ def begins_of(tensors: Sequence[torch.Tensor], entry: Entry) -> tuple[int, ...] 
 
 
 def shares(tensors: Sequence[torch.Tensor], leaves: Sequence[Any], paths: Sequence[str], node: Node) -> bool:
-    """What is padded shares memory with what the body writes. ``leaves`` and ``paths``: of all arguments."""
+    """Whether what is padded shares memory with what the body writes. ``leaves`` and ``paths``: of all arguments."""
     guard = node.guard
     if guard is None or not guard.written:
         return False

@@ -253,8 +253,8 @@ class Budget:
     # -------------------------------------------------------------------------------------------------- what is allowed
 
     def allows(self, key: Any, *, lasting: bool = False, begun: bool = False) -> bool:
-        """An effort for this key may be made in this call. ``lasting``: its plan says that no run will change it.
-        ``begun``: it was watched, and only the recording is left to do."""
+        """Whether an effort for this key may be made in this call. ``lasting``: its plan says that no run will change
+        it. ``begun``: it was watched, and only the recording is left to do."""
         self._pay()
         begun = begun and hash(key) not in self._failed and self._is_frequent(key, IN_TURN)
         if not self.gave_up and not lasting:
@@ -282,12 +282,12 @@ class Budget:
         return True
 
     def _is_frequent(self, key: Any, among: int) -> bool:
-        """It was the key of one of so many calls before, of those that were looked at. Of more keys that come in turn
-        few can be recorded."""
+        """Whether it was the key of one of so many calls before, of those that were looked at. Of more keys that come
+        in turn few can be recorded."""
         return hash(key) in list(self._recent)[-among:]
 
     def _can_afford(self, key: Any, again: int) -> bool:
-        """Efforts took little time beside that of the calls. ``again``: calls with this key so far."""
+        """Whether efforts took little time beside that of the calls. ``again``: calls with this key so far."""
         if self.debt < AT_ONCE[again > 0] or not config.current().drop_slow:
             return True
         if again >= OFTEN and hash(key) not in self._tried and self._is_frequent(key, IN_TURN):
@@ -299,7 +299,7 @@ class Budget:
         return self._ms <= (PART * calls + _SAVED * replays) * self.eager_ms
 
     def _may_have_settled(self, number: int, again: int) -> bool:
-        """All calls had this key for a while, and another effort is cheap."""
+        """Whether all calls had this key for a while, and another effort is cheap."""
         latest = list(self._recent)[-OFTEN:]
         is_due = again >= self._due.get(number, again + 1) and latest == [number] * OFTEN
         return is_due and self._ms <= CHEAP * self._efforts * self.eager_ms

@@ -53,7 +53,7 @@ class FastPaths(Protocol):
 
     @property
     def are_there(self) -> bool:
-        """There are some."""
+        """Whether there are recordings."""
 
     def call(self, values: tuple[Any, ...]) -> Any:
         """The result of a call whose arguments are bound; ``MISS`` as above."""
@@ -214,8 +214,8 @@ class Captured:
         return self.binder.values(*args, **kwargs)
 
     def _defaults_changed(self) -> bool:
-        """Default values were replaced after decoration, or changed in place, which is possible for keyword-only
-        ones."""
+        """Whether default values were replaced after decoration, or changed in place, which is possible for
+        keyword-only ones."""
         (defaults, named), now = self._defaults, self.function.__kwdefaults__
         if defaults is not self.function.__defaults__ or not (named and now):
             return defaults is not self.function.__defaults__ or bool(named) is not bool(now)
@@ -241,7 +241,7 @@ class Captured:
 
     @property
     def stateless(self) -> bool:
-        """The key consists of modes and arguments alone."""
+        """Whether the key consists of modes and arguments alone."""
         return self._is_alone and self.named.is_empty() and not self.optimizers and not self.optimizers.modules()
 
     def arguments(self, values: tuple[Any, ...], leaves: Leaves) -> tuple[Any, ...]:
@@ -345,7 +345,7 @@ class Captured:
             self.kept_outputs.setdefault(paths, set()).update(entries)
 
     def is_owned(self, entry: int, paths: tuple[str, ...]) -> bool:
-        """An output has fresh memory in every call: it was kept before, or was in two entries."""
+        """Whether an output has fresh memory in every call: it was kept before, or was in two entries."""
         known = self.kept_outputs.get(paths, ())
         return self.annotation.outputs == "clone" or entry in known or len(known) > 1
 
@@ -362,7 +362,7 @@ class Captured:
                 self.findings[finding.code, finding.path] = finding
 
     def _is_news(self, finding: Finding) -> bool:
-        """No finding of that rule was known there, or none as severe."""
+        """Whether no finding of that rule was known there, or none as severe."""
         known = self.findings.get((finding.code, finding.path))
         return known is None or known.severity < finding.severity
 

@@ -30,8 +30,8 @@ from capture.tree.tree import Tree
 
 
 def is_measured(captured: Captured, entry: Entry) -> bool:
-    """Replays of this entry are to be compared with its body, which a call may run in its place. A device of its own
-    works on while the host goes on, so there replays are measured where the host reads values alone."""
+    """Whether replays of this entry are to be compared with its body, which a call may run in its place. A device of
+    its own works on while the host goes on, so there replays are measured where the host reads values alone."""
     if not entry.payoff.is_open or captured.is_backward or entry.backend is None:
         return False
     if entry.backend.has_own_memory and (entry.region is not None or not entry.has_reads):
@@ -190,7 +190,8 @@ def run_eagerly(
 
 
 def _is_found_by_paths(captured: Captured) -> bool:
-    """All recordings may have fast paths, which are tried before anything else: others need a look at each call."""
+    """Whether all recordings may have fast paths, which are tried before anything else: others need a look at each
+    call."""
     return captured.sizes is None and not captured.lifted and captured.annotation.max_recordings <= MOST_PATHS
 
 

@@ -54,7 +54,7 @@ class TrainingRegion(Protocol):
     """The finding of calls that had to wait."""
 
     def has_to_wait(self) -> bool:
-        """No run may be watched or recorded now, as another thread would see what is lent to it."""
+        """Whether no run may be watched or recorded now, as another thread would see what is lent to it."""
 
     def attach(self, result: Any, leaves: list[Any], node: Node) -> Any:
         """Make what C replayed of the forward pass a part of the caller's graph."""
@@ -97,7 +97,7 @@ class Steadiness:
 
     @property
     def is_lost(self) -> bool:
-        """The values do not come again often enough."""
+        """Whether the values do not come again often enough."""
         return self.stops >= MOST_STOPS and self.stops * LEAST_REPLAYS > self.replays
 
 
@@ -177,7 +177,7 @@ class Entry:
 
     @property
     def may_differ_again(self) -> bool:
-        """Another run may show that the reasons against recording are gone."""
+        """Whether another run may show that the reasons against recording are gone."""
         return self.differing_runs < RETRIES
 
     def in_use(self) -> Entry:
@@ -199,7 +199,7 @@ class Entry:
         self.plain.forward, self.plain.trusts_store = None, self.trusts_store
 
     def turn_to(self, reads: tuple[str, ...]) -> bool:
-        """Plan and facts are of runs that read this from now on. False: there was no such run, though there were
+        """Take plan and facts of runs that read this from now on. False: there was no such run, though there were
         others."""
         if self.facts is not None:
             self.branches[self.facts.reads] = Branch(self.plan, self.facts)
@@ -214,7 +214,7 @@ class Entry:
 
     @property
     def has_read_again(self) -> bool:
-        """Two watched runs read the same, or none read anything."""
+        """Whether two watched runs read the same, or none read anything."""
         return max(self.times_read.values(), default=2) > 1
 
     def known_branches(self) -> list[tuple[tuple[str, ...], Branch]]:
@@ -232,7 +232,7 @@ class Entry:
 
     @property
     def has_reads(self) -> bool:
-        """The host reads values in the body."""
+        """Whether the host reads values in the body."""
         return any(self.branches) or (self.facts is not None and bool(self.facts.reads))
 
     def plans(self) -> list[CapturePlan]:
@@ -264,8 +264,9 @@ class Entry:
 
     @property
     def is_proven(self) -> bool:
-        """Recordings of it are replayed, and were not made in vain, as those of threads that end: one more, in another
-        thread or place, will be, too. One that is replayed much makes up for those of threads that have just come."""
+        """Whether recordings of it are replayed, and were not made in vain, as those of threads that end: one more, in
+        another thread or place, will be, too. One that is replayed much makes up for those of threads that have just
+        come."""
         runs = [node.runs for node in list(self.nodes)]
         worth = sum(number > WORTH for number in runs)
         return worth > 0 and (self.made <= 2 * worth + 2 or sum(runs) > 2 * WORTH * self.made)
@@ -282,11 +283,11 @@ class Entry:
 
     @property
     def was_watched(self) -> bool:
-        """A watched run told something about it."""
+        """Whether a watched run told something about it."""
         return self.facts is not None or self.region is not None or self.forward is not None
 
     def is_used(self) -> bool:
-        """It has recordings, or its backward pass has some."""
+        """Whether it has recordings, or its backward pass has some."""
         one = self.in_use()
         return bool(one.nodes) or (one.region is not None and any(below.nodes for below in one.region.entries()))
 
@@ -328,7 +329,7 @@ class Family:
 
     @property
     def takes_any_form(self) -> bool:
-        """Calls that differ in form alone are the same."""
+        """Whether calls that differ in form alone are the same."""
         return self.reads_form is False
 
     def form(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -346,7 +347,8 @@ class Family:
         return entry
 
     def regroup(self, *, reads_form: bool) -> bool:
-        """A watched run showed whether the body reads the form. True if calls come to other entries from now on."""
+        """Note whether the body reads the form, as a watched run showed. True if calls come to other entries from now
+        on."""
         before = self.takes_any_form
         self.reads_form = bool(self.reads_form) or reads_form
         if before == self.takes_any_form:

@@ -78,7 +78,7 @@ class Shortcuts:
 
     @property
     def are_there(self) -> bool:
-        """There are some."""
+        """Whether there are fast paths."""
         return bool(self._by_shapes)
 
     def call(self, values: tuple[Any, ...]) -> Any:

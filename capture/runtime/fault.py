@@ -36,7 +36,7 @@ def _place(error: BaseException) -> str:
 
 
 def is_ours(error: BaseException) -> bool:
-    """The line that raised it is one of this library's own."""
+    """Whether the line that raised it is one of this library's own."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and _ROOT in Path(frames[-1].filename).parents
 

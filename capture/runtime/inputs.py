@@ -111,7 +111,7 @@ def _apart(call: Call, inputs: Sequence[Input]) -> list[Input]:
 
 
 def _may_be_bound(leaf: torch.Tensor, path: str, entry: Entry, often: frozenset[str]) -> bool:
-    """It lies on the engine's device, and the graph can be pointed at it, as far as is known."""
+    """Whether it lies on the engine's device, and the graph can be pointed at it, as far as is known."""
     assert entry.backend is not None
     here = leaf.device == torch.device(entry.backend.name) and leaf.numel() > 0 and dense_enough(leaf)
     follows = here and path not in often and path not in entry.unbindable and not entry.has_reads
@@ -148,7 +148,8 @@ def generators_of(call: Call, entry: Entry) -> list[torch.Generator]:
 
 
 def shares_with_state(call: Call, plans: Sequence[CapturePlan]) -> bool:
-    """An argument shares memory with a tensor in Python state that the body uses, and the body writes something."""
+    """Whether an argument shares memory with a tensor in Python state that the body uses, and the body writes
+    something."""
     planned = [placeholder for plan in plans for placeholder in plan.placeholders]
     if plans and not any(placeholder.mutated for placeholder in planned):
         return False

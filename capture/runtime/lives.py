@@ -97,7 +97,7 @@ class Lives:
 
     @property
     def has_news(self) -> bool:
-        """The user is to be told that the code gave up."""
+        """Whether the user is to be told that the code gave up."""
         return self.gave_up and not self.is_told
 
     def start_anew(self) -> None:

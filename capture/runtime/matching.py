@@ -52,7 +52,7 @@ def find_entry(captured: Captured, values: Values, modes: Ambient) -> tuple[Entr
 
 
 def starts_over(captured: Captured, entry: Entry, tree: Tree, pattern: Pattern) -> bool:
-    """This call begins a step of its own. A backward pass belongs behind its forward pass."""
+    """Whether this call begins a step of its own. A backward pass belongs behind its forward pass."""
     return not captured.is_backward and tree.may_start_over(entry.nodes, entry.number, pattern)
 
 

@@ -144,8 +144,8 @@ class Noting:
 
 
 def _is_told_apart(operation: str, operands: Sequence[Any]) -> bool:
-    """Other numbers give another result. C code may take that for an index, which shows where it is another one: with
-    ``k % 2`` it may be the same in all runs that are looked at."""
+    """Whether other numbers give another result. C code may take that for an index, which shows where it is another
+    one: with ``k % 2`` it may be the same in all runs that are looked at."""
     return (
         operation in ("add", "sub", "mul", "neg", "pos") and sum(type(operand) in _KINDS for operand in operands) == 1
     )
@@ -218,7 +218,7 @@ for _noted_kind, _kind in _KINDS.items():
 
 
 def holds_noted(value: Any, depth: int = 4) -> bool:
-    """It is, or may hold, a noted number: a replay would leave the one that was recorded."""
+    """Whether it is, or may hold, a noted number: a replay would leave the one that was recorded."""
     if isinstance(value, Noted):
         return True
     if isinstance(value, dict):

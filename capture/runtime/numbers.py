@@ -57,14 +57,14 @@ _READ_IN_C = frozenset({"math", "cmath", "numpy", "decimal", "fractions", "struc
 
 
 def may_vary(value: Number) -> bool:
-    """All kernels do the same with this number as with others."""
+    """Whether all kernels do the same with this number as with others."""
     if type(value) is int:
         return abs(value) < _LARGEST and value not in _KEPT
     return math.isfinite(value) and value not in _KEPT
 
 
 def reads_in_c(ran: CodeRun) -> bool:
-    """Code that ran names something that may read a number unnoticed."""
+    """Whether code that ran names something that may read a number unnoticed."""
     return any(
         _reads(name, scope.get(name))
         for code, scopes in ran.codes.items() for name in _names(code) for scope in scopes
@@ -108,7 +108,8 @@ class Watched:
         self, own: Sequence[Number], others: Sequence[Number], sequence: Sequence[str],
         scalars: Sequence[tuple[str, ...]],
     ) -> bool:  # fmt: skip
-        """A run with other numbers did the same, but for what follows from them. ``own``: the numbers of this run."""
+        """Whether a run with other numbers did the same, but for what follows from them. ``own``: the numbers of this
+        run."""
         values, values_of_others = self.values(own), self.values(others)
         if values is None or values_of_others is None or tuple(sequence) != self.sequence:
             return False
@@ -214,7 +215,8 @@ class Changing:
     facts: Facts
 
     def follow(self, watched: Watched, own: Sequence[Number]) -> bool:
-        """What differed between that run and this one follows from the numbers: nothing counts in Python, too."""
+        """Whether what differed between that run and this one follows from the numbers: nothing counts in Python,
+        too."""
         return watched.agrees(own, self.then, self.facts.sequence, self.facts.scalars)
 
 
@@ -313,7 +315,7 @@ class Lifted:
         self._is_plain = tuple(self.numbers.used) == tuple(range(len(self.positions)))
 
     def is_there(self) -> bool:
-        """Its recording begins a step of this thread."""
+        """Whether its recording begins a step of this thread."""
         here = self.tree.thread == threading.get_ident() and self.node.parent is self.tree.root
         return here and self.node in self.entry.nodes
 

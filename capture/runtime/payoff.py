@@ -204,7 +204,7 @@ class Trial:
         return cls(entry, wanted, any_number, clock=clock_of(entry))
 
     def goes_on(self, args: Sequence[Any], kwargs: Mapping[str, Any], seconds: float) -> bool:
-        """A call with these arguments took so long. False: it is another one, or was the last."""
+        """Note that a call with these arguments took so long. False: it is another call, or was the last."""
         shapes = tuple([self._form_of(value) for value in (*args, *kwargs.values())])
         if self._shapes is None:
             self._shapes = shapes

@@ -175,7 +175,7 @@ def on_its_device(entry: Entry, facts: Facts, tree: Tree) -> Tree:
 
 
 def _always_unsettled(captured: Captured, plan: CapturePlan) -> bool:
-    """State that the body names and changes makes a new key of every call, so that no entry is seen twice."""
+    """Whether state that the body names and changes makes a new key of every call, so that no entry is seen twice."""
     replays = captured.log.counters.replays
     for key in {(finding.code, finding.path) for finding in plan.findings_at_least(Severity.EAGER)}:
         count, then = captured.unsettled.get(key, (0, replays))
@@ -188,7 +188,7 @@ def _always_unsettled(captured: Captured, plan: CapturePlan) -> bool:
 
 
 def shares_with_state(captured: Captured, facts: Facts) -> bool:
-    """An argument shares memory with Python state, and for that alone the body cannot be recorded."""
+    """Whether an argument shares memory with Python state, and for that alone the body cannot be recorded."""
     groups = {placeholder.alias_group for placeholder in facts.placeholders if placeholder.kind == "argument"} - {None}
     shared = any(
         placeholder.kind == "implicit" and placeholder.alias_group in groups for placeholder in facts.placeholders
@@ -236,13 +236,14 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
 
 
 def _says_no_more(plan: CapturePlan, known: CapturePlan) -> bool:
-    """Another process found these reasons to be eager, after as many runs as it takes."""
+    """Whether another process found these reasons to be eager, after as many runs as it takes."""
     reasons = {(one.code, one.path) for one in known.findings_at_least(Severity.EAGER)}
     return all((one.code, one.path) in reasons for one in plan.findings_at_least(Severity.EAGER))
 
 
 def _is_of_this_run(facts: Facts | None) -> bool:
-    """What other ranks, the settings of NCCL or the identity of objects say holds for this run of the program alone."""
+    """Whether the reasons hold for this run of the program alone: they come from other ranks, the settings of NCCL or
+    the identity of objects."""
     if facts is None or facts.dissent is not None or are_of_this_process(facts):
         return facts is not None
     return any(collective.registers_segments for collective in facts.collectives)

@@ -145,7 +145,7 @@ def _moves(
 
 
 def _writes_copied(node: Node, static: Sequence[Move]) -> bool:
-    """The recording now writes memory that it also reads through a copy, made before: it would not see the write.
+    """Whether the recording now writes memory that it also reads through an earlier copy, which would miss the write.
 
     When it was made, no tensor that it copies lay on memory that it writes. A place that the body gives another tensor
     in every call may later hold one that the body writes.
@@ -163,7 +163,7 @@ def _meets(memory: tuple[int, int], ranges: tuple[list[int], list[int]]) -> bool
 
 
 def _outside(node: Node, tree: Tree, moves: Sequence[Move]) -> bool:
-    """No moved tensor lies in the pool, or the engine tells it there from what recordings have there."""
+    """Whether no moved tensor lies in the pool, or the engine tells it there from what recordings have there."""
     assert node.recording is not None
     if not node.recording.rebinds_tensors or tree.backend.rebinds_to_pool:
         return True

@@ -260,7 +260,7 @@ def _only_captured(expected: CapturePlan, facts: Facts, recorded: Recorded) -> s
 
 
 def _as_planned(expected: CapturePlan | None, recorded: CapturePlan) -> bool:
-    """The recording run did what the plan says: the same inputs, writes, outputs, effects and operators."""
+    """Whether the recording run did what the plan says: the same inputs, writes, outputs, effects and operators."""
     if expected is None:
         return True
 

@@ -58,8 +58,8 @@ class Attempt:
 
     @property
     def is_to_be_completed(self) -> bool:
-        """Nothing of the run stands, but there is no way back: islands have run, or other ranks have come to the
-        collectives that this one has only captured, and would have those of its next call for them."""
+        """Whether nothing of the run stands, but there is no way back: islands have run, or other ranks have come to
+        the collectives that this one has only captured, and would have those of its next call for them."""
         run = body_run.current()
         if run is None or self.undo:
             return False

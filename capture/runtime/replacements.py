@@ -36,7 +36,7 @@ class _Place:
             self.calls.append(call)
 
     def is_often(self) -> bool:
-        """New objects come in call after call."""
+        """Whether new objects come in call after call."""
         return len(self.calls) == _OFTEN and self.calls[-1] - self.calls[0] <= _WITHIN
 
 

@@ -102,7 +102,7 @@ class Commit:
         """End the call here: what its operators did so far stays."""
 
     def was_stopped(self) -> bool:
-        """One of the body's operators raised."""
+        """Whether one of the body's operators raised."""
         if not self.ran and self.node.recording is not None and self.node.recording.was_stopped():
             self.has_stopped = True
         return self.has_stopped

@@ -188,7 +188,7 @@ class Region:
         return pair
 
     def has_to_wait(self) -> bool:
-        """No run may be watched or recorded now, as another thread would see what is lent to it."""
+        """Whether no run may be watched or recorded now, as another thread would see what is lent to it."""
         return self._lends and others_may_run()
 
     def _note_obstacle(self, reason: str) -> None:
@@ -216,7 +216,7 @@ class Region:
         self._note_obstacle("gradients of its gradients are asked for (create_graph=True)")
 
     def is_measured(self) -> bool:
-        """It is not known yet whether replays pay, and the host's clock tells."""
+        """Whether it is not known yet whether replays pay, and the host's clock tells."""
         return self.payoff.is_open and current_config().drop_slow and not self._backend.has_own_memory
 
     def time_backward(self, result: Any, leaves: Sequence[Leaf], *, is_replay: bool) -> None:
@@ -348,9 +348,9 @@ class Region:
         return backward(recorded or program, tensors, grads, buffers or ())
 
     def may_run_plainly(self, program: SavedGraph, error: Exception) -> bool:
-        """Something of this library went wrong in a backward pass, which changes nothing but what it gives: it may run
-        once more, as it is. What autograd itself raised, as it does without us, comes out; so does what comes of a pass
-        with collectives, which other ranks would take for those of the next one."""
+        """Whether something of this library went wrong in a backward pass, which changes nothing but what it gives: it
+        may run once more, as it is. What autograd itself raised, as it does without us, comes out; so does what comes
+        of a pass with collectives, which other ranks would take for those of the next one."""
         of_autograd = program.raised == id(error) and not fault.is_ours(error)
         communicates = any(backward.communicates for backward in list(self._backwards.values()))
         if of_autograd or program.donates or program.again.runs_once or communicates:
@@ -358,7 +358,7 @@ class Region:
         return self._goes_on_after(error)
 
     def _goes_on_after(self, error: Exception) -> bool:
-        """It is no error that somebody asked for, and is told."""
+        """Whether the call goes on after this error, which is told then: it is none that somebody asked for."""
         asked_for = isinstance(error, CaptureError) and not isinstance(error, CaptureBug)
         if asked_for or is_interrupt(error) or current_config().strict:
             return False

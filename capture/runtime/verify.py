@@ -41,7 +41,7 @@ _NOISE = 8
 
 
 def is_due(captured: Captured, node: Node) -> bool:
-    """The annotation or the settings ask for this replay to be verified."""
+    """Whether the annotation or the settings ask for this replay to be verified."""
     modes = (captured.annotation.verify, config.current().verify)
     asked = "always" in modes or ("first" in modes and not node.verified)
     return asked and not node.groups  # a rank that communicates twice for one call would do so alone
@@ -67,8 +67,8 @@ class State:
                 generator.set_state(state)
 
     def drew_like(self, other: State) -> bool:
-        """Both runs left their generators where the other did. A recording that draws otherwise than its body does not,
-        nor do two runs between which another thread drew: those say nothing."""
+        """Whether both runs left their generators in the same states. A recording that draws otherwise than its body
+        does not, nor do two runs between which another thread drew: those say nothing."""
         mine, theirs = ([state for _, state in one.generators] for one in (self, other))
         return not others_may_run() or all(map(torch.equal, mine, theirs))
 
@@ -160,8 +160,8 @@ def _first_wrong(different: list[int], ours: Results, theirs: Results, again: Re
 
 
 def _is_near(ours: Any, theirs: Any, again: Any) -> bool:
-    """No further off than a few times what two runs of the body differ by. What is no floating-point tensor varies as
-    it likes."""
+    """Whether it is no further off than a few times what two runs of the body differ by. What is no floating-point
+    tensor may vary by any amount."""
     tensors = (ours, theirs, again)
     if not all(isinstance(tensor, torch.Tensor) and tensor.dtype.is_floating_point for tensor in tensors):
         return True

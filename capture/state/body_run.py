@@ -51,7 +51,7 @@ class BodyRun:
 
     @property
     def has_result(self) -> bool:
-        """What the last run returned is the result of the call."""
+        """Whether the result of the last run is the result of the call."""
         return self.has_ended and self.is_own and not (self.made is not None and self.made[0] == self.runs)
 
     def outcome(self, leaves: Sequence[Any]) -> Any:

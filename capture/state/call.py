@@ -139,7 +139,7 @@ class Call:
                 stack += [(f"{path}{suffix}", member) for suffix, member in pytree.children(value)]
 
     def _is_whole(self, name: str, value: Any) -> bool:
-        """An object in ``static=`` is not opened, but read where it is."""
+        """Whether an object in ``static=`` is not opened, but read where it is."""
         kind = type(value)
         return name in self.annotation.static and pytree.is_object(kind) and not pytree.has_fields(kind)
 
@@ -163,7 +163,7 @@ class Call:
         )
 
     def is_static(self, path: str) -> bool:
-        """A name in ``static=`` covers this path."""
+        """Whether a name in ``static=`` covers this path."""
         return any(path == name or path.startswith((f"{name}.", f"{name}[")) for name in self.annotation.static)
 
     def roots(self, values: tuple[Any, ...] | None = None) -> list[Source]:
@@ -191,7 +191,7 @@ class Call:
 
     @staticmethod
     def _is_known(leaf: Any) -> bool:
-        """Objects of its class are opened, or ``static=`` says that it is read where it is."""
+        """Whether objects of its class are opened, or ``static=`` says that it is read where it is."""
         return type(leaf) in objects.opened or objects.is_state(leaf)
 
     def unkeyable(self, reason: str) -> OpaqueLeaf:
@@ -201,6 +201,6 @@ class Call:
 
 
 def is_opaque(leaf: object) -> bool:
-    """It is neither a plain value nor a tensor, nor an object whose state is watched anyway."""
+    """Whether it is neither a plain value nor a tensor, nor an object whose state is watched anyway."""
     watched = (torch.Tensor, torch.Generator, torch.nn.Module, torch.optim.Optimizer, type)
     return type(leaf) not in PLAIN_TYPES and not isinstance(leaf, watched) and not callable(leaf)

@@ -38,7 +38,7 @@ class UsesOfNames:
     """Users' code looks up names that are not constants."""
 
     def is_read(self, name: Any, packages: Iterable[str]) -> bool:
-        """Something depends on the value, in code that may look the name up in objects of these packages."""
+        """Whether something depends on the value, in code that may look the name up in objects of these packages."""
         return any(name in self.read.get(one, ()) for one in {"", *packages})
 
     def only_counted(self) -> frozenset[str]:
@@ -46,7 +46,7 @@ class UsesOfNames:
         return frozenset(self.counted - self.read.get("", set())) if not self.is_computed else frozenset()
 
     def has_items_read(self, name: str) -> bool:
-        """Something depends on a member of what has this name."""
+        """Whether something depends on a member of what has this name."""
         return any(type(read) is tuple and read[0] == name for reads in self.read.values() for read in reads)
 
 
@@ -112,7 +112,7 @@ def _counted(before: Snapshot, change: Change, uses: UsesOfNames) -> Change:
 
 
 def is_only_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:
-    """The number in this place is only added to, and nothing else depends on it."""
+    """Whether the number in this place is only added to, and nothing else depends on it."""
     name, holder = source.name, source.holder
     packages: list[str] = []
     if source.kind == "closure":
@@ -153,7 +153,7 @@ def names_holding(before: Snapshot, value: Any) -> list[str]:
 
 
 def _is_only_grown(before: Snapshot, container: Any, uses: UsesOfNames) -> bool:
-    """Members are added at its end, and nothing else depends on its content."""
+    """Whether members are added at its end, and nothing else depends on its content."""
     places = list(_places_of(before, container))
     named = [place for place in places if not _is_of_method(place)]
     grows = len(named) < len(places) or any(_name_of(one) in uses.grown or one.kind == "item" for one in named)
@@ -173,7 +173,7 @@ def _name_of(source: Source) -> Any:
 
 
 def _is_of_method(source: Source) -> bool:
-    """The object of a bound method such as ``runs.append``: whoever has the method can only append."""
+    """Whether it is the object of a bound method such as ``runs.append``: whoever has the method can only append."""
     return source.kind == "root" and source.parent is not None and _adds(source.parent.get())
 
 

@@ -76,7 +76,7 @@ def holds_state(value: Any) -> bool:
 
 
 def is_of_users(module: Any) -> bool:
-    """It is a module, or a class or function of a module, that is neither a library's nor ours."""
+    """Whether it is a module, or a class or function of a module, that is neither a library's nor ours."""
     package = package_of(module)
     return not is_library(package) and package not in _OWN
 

@@ -36,7 +36,7 @@ Stepping = torch.optim.Optimizer | LRScheduler
 
 
 def _may_step(function: Any) -> bool:
-    """The function's own code mentions a ``step``, or cannot be read."""
+    """Whether the function's own code mentions a ``step``, or cannot be read."""
     code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
     return type(code) is not types.CodeType or _names_step(code)
 
@@ -96,7 +96,7 @@ class _Steps:
         return evolve(self, moves=before.moves + 1 if self.settings != before.settings else 0)
 
     def differs(self, before: _Steps) -> bool:
-        """No recording of the one run does what the other run did, and the difference is expected to stay."""
+        """Whether no recording of the one run does what the other run did, and the difference is expected to stay."""
         if self.reads and before.reads and self.reads != before.reads:
             return True
         if self.settings != before.settings:
@@ -230,8 +230,8 @@ class Optimizers:
         return bool(new_islands)
 
     def refuse_islands(self) -> bool:
-        """No recording can be cut at these steps: they belong to what is recorded again. False if none was an
-        island."""
+        """Have no islands for these steps any more: no recording can be cut at them, so they belong to what is recorded
+        again. False if none was an island."""
         found = list(self._islands)
         for optimizer in found:
             self._refused.add(optimizer)

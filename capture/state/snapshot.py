@@ -87,7 +87,7 @@ class Snapshot:
         return self.tensors.get(id(storage), [])
 
     def is_within_reach(self, storage: torch.UntypedStorage) -> bool:
-        """Python code may write the storage, or put another one in its place. Only compiled graphs
+        """Whether Python code may write the storage, or put another one in its place. Only compiled graphs
         (``integrations.compile``) keep their constants in a plain module, which no code of users reaches."""
         return any(type(source.holder) is not torch.nn.Module for source, _ in self.owners(storage))
 
@@ -127,8 +127,8 @@ class Change:
 
 
 def carries_graph(change: Change) -> bool:
-    """A tensor that is part of a graph was put in a place that a replay can put one in, such as a loss that a layer
-    keeps beside its result. A gradient is no result."""
+    """Whether a tensor that is part of a graph was put in a place that a replay can put one in, such as a loss that a
+    layer keeps beside its result. A gradient is no result."""
     tensor, source = change.after, change.source
     if change.container or type(tensor) is not torch.Tensor or isinstance(source.holder, torch.Tensor):
         return False

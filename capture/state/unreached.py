@@ -153,7 +153,7 @@ def _may_keep_state(code: types.CodeType, scopes: Iterable[dict[str, Any]]) -> b
 
 
 def _has_cells(function: types.FunctionType, code: types.CodeType, values: Mapping[str, Any]) -> bool:
-    """Its cells hold what the frame sees."""
+    """Whether its cells hold what the frame sees."""
     try:
         held = [cell.cell_contents for cell in function.__closure__ or ()]
     except ValueError:

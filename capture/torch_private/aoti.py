@@ -44,7 +44,7 @@ UPDATES = tuple(name for name in ("load_constants", "update_constant_buffer") if
 
 
 def runs_on_device(loader: Any) -> bool:
-    """The package was compiled for an accelerator. Without the entry in its metadata: yes."""
+    """Whether the package was compiled for an accelerator. True without the entry in its metadata."""
     metadata: Mapping[str, str] = getattr(loader, "get_metadata", dict)()
     return metadata.get("AOTI_DEVICE_KEY") != "cpu"
 

@@ -63,7 +63,7 @@ def name_of(node: Any) -> str:
 
 
 def is_leaf_node(node: Any) -> bool:
-    """The node adds to the ``grad`` of a leaf, which is its ``variable``."""
+    """Whether the node adds to the ``grad`` of a leaf, which is its ``variable``."""
     return not isinstance(node, torch.autograd.function.BackwardCFunction) and hasattr(node, "variable")
 
 
@@ -79,8 +79,8 @@ LOOKING_UP_BACKWARD = tuple(
 
 
 def writes_saved_tensors(node: Any) -> bool:
-    """The node of a compiled function whose backward pass writes into what it saved. Where torch does not tell, all of
-    compiled functions are taken for such."""
+    """Whether it is the node of a compiled function whose backward pass writes into what it saved. Where torch does not
+    tell, every node of a compiled function counts as one."""
     forward = function_of(node)
     if forward is None or forward.__name__ != "CompiledFunction":
         return False

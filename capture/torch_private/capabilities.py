@@ -302,7 +302,7 @@ set_grad_enabled: Callable[[bool], object] = getattr(torch._C, "_set_grad_enable
 
 
 def is_registered_container(kind: type) -> bool:
-    """A pytree node type registered with torch (``ModelOutput``, ``TensorDict`` where it registers)."""
+    """Whether it is a pytree node type registered with torch (``ModelOutput``, ``TensorDict`` where it registers)."""
     return kind in pytree.SUPPORTED_NODES
 
 

@@ -47,7 +47,7 @@ _GRAD_FN: Any = torch._C.TensorBase.grad_fn  # torch's own: while a body is watc
 
 
 def is_asking() -> bool:
-    """The caller's caller is the code of checkpoints: before torch 2.12 it looks whether it is to keep inputs.
+    """Whether the caller's caller is the code of checkpoints: before torch 2.12 it asks whether to keep inputs.
 
     A default device is a mode of torch functions: where one is set, the mode's own code lies in between, and the caller
     is called twice.
@@ -78,7 +78,7 @@ def _in_closure(function: Any, name: str) -> Any:
 
 
 def is_checkpoint(hooks: Any) -> bool:
-    """These hooks are those of a block that the backward pass runs again, with the same draws."""
+    """Whether these hooks are those of a block that the backward pass runs again, with the same draws."""
     if type(hooks) is not _hook_class():
         return False
     try:
@@ -164,7 +164,7 @@ def _no_states(*_: object) -> tuple[list[int], list[torch.Tensor]]:
 
 # ------------------------------------------------------------------------------------------------------ selective ones
 def keeps_results(context: Any) -> bool:
-    """In this context the second run of a selective checkpoint finds the results that the first one kept."""
+    """Whether the second run of a selective checkpoint in this context finds the results that the first one kept."""
     kind = getattr(_module(), "_CachedTorchDispatchMode", None)
     return kind is not None and type(context) is kind and isinstance(getattr(context, "storage", None), dict)
 

@@ -76,7 +76,7 @@ def without_first_look() -> contextlib.AbstractContextManager[Any]:
 
 
 def names_custom_operators(graph: torch.fx.GraphModule) -> bool:
-    """The graph calls operators that are not torch's own."""
+    """Whether the graph calls operators that are not torch's own."""
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     spaces = {getattr(target, "namespace", "aten") for target in targets}
     return not spaces <= {"aten", "prims", "prim", "inductor", "higher_order"}

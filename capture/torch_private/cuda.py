@@ -38,7 +38,7 @@ def disown(storage: torch.UntypedStorage) -> None:
 
 
 def pool_holds(device: int, pool: PoolId, addresses: set[int]) -> bool:
-    """Exactly these blocks are taken in the pool (1 us)."""
+    """Whether exactly these blocks are taken in the pool (1 us)."""
     return bool(torch._C._cuda_checkPoolLiveAllocations(device, pool, addresses))
 
 
@@ -64,7 +64,8 @@ def memory_snapshot() -> dict[str, Any]:
 
 
 def expandable_segments() -> bool:
-    """The allocator extends its segments in place. Where torch does not tell its settings, those of the environment."""
+    """Whether the allocator extends its segments in place. Where torch does not tell its settings, those of the
+    environment count."""
     told = getattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "")()
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     text = told or ",".join(os.environ.get(name, "") for name in names)

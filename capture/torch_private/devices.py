@@ -40,7 +40,7 @@ def has_captures() -> bool:
 
 
 def captures_kernels(device: torch.device) -> bool:
-    """What is recorded there are kernels, whoever launches them, and not operators: no operator need tell of them, and
+    """Whether kernels are recorded there, whoever launches them, and not operators: an operator need not show them, and
     no copy from ordinary host memory may be among them."""
     return device.type == "cuda"
 
@@ -67,7 +67,7 @@ def stream_reader(device: torch.device) -> Callable[[], int]:
 
 
 def is_capturing_now() -> bool:
-    """The current stream of an accelerator in use is being captured."""
+    """Whether the current stream of an accelerator in use is being captured."""
     return torch.cuda.is_initialized() and cuda.is_capturing()
 
 
@@ -87,7 +87,7 @@ IS_PROTOTYPE = "Synchronization debug mode is a prototype"
 
 
 def may_wait() -> bool:
-    """A device is in use that the host may wait for."""
+    """Whether a device is in use that the host may wait for."""
     return torch.cuda.is_available() and torch.cuda.is_initialized()
 
 

@@ -213,8 +213,8 @@ def ranks_of(group: str) -> list[int]:
 
 
 def before_shutdown(call: Callable[[str], object]) -> bool:
-    """From now on ``call(name)`` comes before a process group ends, by ``destroy_process_group`` or by itself. False
-    where torch's class does not take that: recordings then have to be released by hand."""
+    """Have ``call(name)`` called before a process group ends, by ``destroy_process_group`` or by itself. False where
+    torch's class does not take that: recordings then have to be released by hand."""
     kind: Any = getattr(dist, "ProcessGroup", None)
     hooked = False
     for name in ("shutdown", "abort"):

@@ -29,7 +29,7 @@ _WATCHING = ("key", "state", "observe", "engines")
 
 
 def is_loaded() -> bool:
-    """Something else has loaded ``torch._dynamo``."""
+    """Whether something else has loaded ``torch._dynamo``."""
     return "torch._dynamo" in sys.modules
 
 

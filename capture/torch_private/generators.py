@@ -63,8 +63,9 @@ _BLOCKS_A_SECOND = 1_000_000  # of 624 numbers: no generator draws as many
 
 
 def was_drawn(before: torch.Tensor, after: torch.Tensor, seconds: float) -> bool:
-    """A generator in the first state comes to the second one by drawing alone, at most so long. Others draw from the
-    default generator while a body is watched; a body that seeds it, or sets its state, leaves what no draw does."""
+    """Whether a generator in the first state comes to the second one by drawing alone, at most so long. Others draw
+    from the default generator while a body is watched; a body that seeds it, or sets its state, leaves what no draw
+    does."""
     first_bytes, last_bytes = _bytes_of(before), _bytes_of(after)
     if first_bytes[:8] != last_bytes[:8] or len(first_bytes) != len(last_bytes):  # another seed
         return False
@@ -80,7 +81,7 @@ def was_drawn(before: torch.Tensor, after: torch.Tensor, seconds: float) -> bool
 
 
 def is_same_state(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Both states are equal. A watch does not see the comparison, as it runs no operator."""
+    """Whether both states are equal. A watch does not see the comparison, as it runs no operator."""
     return _bytes_of(one) == _bytes_of(other)
 
 
@@ -94,7 +95,7 @@ def advanced(state: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> 
 
 
 def can_advance(before: torch.Tensor, after: torch.Tensor) -> bool:
-    """``advanced`` gives a state."""
+    """Whether ``advanced`` gives a state."""
     one, other = _bytes_of(before), _bytes_of(after)
     return one == other or _advanced(one, one, other) == other
 
@@ -127,7 +128,7 @@ def _place(state: bytes) -> int:
 
 
 def _reads_twister() -> bool:
-    """The state of a CPU generator is laid out as it is read here."""
+    """Whether the state of a CPU generator is laid out as it is read here."""
     try:
         generator, numbers = torch.Generator("cpu"), torch.empty(1000, dtype=torch.int32, device="cpu")
         states = [generator.manual_seed(5).get_state()]

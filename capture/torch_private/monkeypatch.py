@@ -57,7 +57,7 @@ def num_replaced() -> int:
 
 
 def is_asked_by_users() -> bool:
-    """A user's code called the replacement: the first frame outside of the calling module is a user's."""
+    """Whether a user's code called the replacement: the first frame outside of the calling module is a user's."""
     frame: Any = sys._getframe(1)
     stand_in = frame.f_globals
     while frame.f_globals is stand_in:

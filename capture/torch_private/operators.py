@@ -74,7 +74,7 @@ def _above_modes(*, views: bool) -> Any:
 
 
 def is_higher_order(op: Any) -> bool:
-    """An operator that takes an operator or a graph; it has no schema."""
+    """Whether it is an operator that takes an operator or a graph; it has no schema."""
     return not hasattr(op, "_schema")
 
 

@@ -9,5 +9,5 @@ from torch.nn.utils import parametrize
 
 
 def are_kept() -> bool:
-    """Weights that parametrizations made, with their graphs, pass from one call to the next."""
+    """Whether weights that parametrizations made, with their graphs, pass from one call to the next."""
     return bool(getattr(parametrize, "_cache_enabled", 0))

@@ -41,7 +41,8 @@ SETTER_CALLS = SetterCalls()
 
 @functools.cache
 def notices_setters() -> bool:
-    """Calls are noticed from now on. Tried with a function that sets nothing when it is only asked."""
+    """Whether calls of setters can be noticed from now on. Tried with a function that sets nothing when it is only
+    asked."""
     monitoring: Any = getattr(sys, "monitoring", None)
     number = None if monitoring is None else next((tool for tool in _TOOLS if monitoring.get_tool(tool) is None), None)
     if number is None:

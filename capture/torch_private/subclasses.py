@@ -46,7 +46,7 @@ def unseen(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Res
 
 
 def is_wrapper(kind: type) -> bool:
-    """A tensor subclass that ``__tensor_flatten__`` opens and ``__tensor_unflatten__`` closes again."""
+    """Whether it is a tensor subclass that ``__tensor_flatten__`` opens and ``__tensor_unflatten__`` closes again."""
     return issubclass(kind, torch.Tensor) and _is_wrapper(kind)
 
 
@@ -68,6 +68,6 @@ def open_wrapper(value: Any) -> tuple[dict[str, Any], Any]:
 
 
 def only_shapes() -> bool:
-    """Operators are run on tensors without values now, as ``DTensor`` does to learn shapes. Without these names they
-    count as the body's own, and what uses them runs eagerly."""
+    """Whether operators are run on tensors without values now, as ``DTensor`` does to learn shapes. Without these names
+    in torch they count as the body's own, and what uses them runs eagerly."""
     return _get_mode is not None and _FAKE is not None and _get_mode(_FAKE) is not None

@@ -64,8 +64,8 @@ sees dispatch keys that a transform, or a mode that Dynamo does not ignore, turn
 
 @functools.cache
 def reads_tensors() -> bool:
-    """The C module reads tensors through the ABI in this process; else ``metadata_check`` compares them, with a warning
-    once."""
+    """Whether the C module reads tensors through the ABI in this process; else ``metadata_check`` compares them, with a
+    warning once."""
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         try:
             _set_up()
@@ -195,7 +195,7 @@ def _shows(tensor: torch.Tensor, change: Change) -> bool | None:
 
 
 def _tells_all() -> bool:
-    """Each change of a tensor shows, whatever its gradient, and nothing else does."""
+    """Whether each change of a tensor shows, whatever its gradient, and nothing else does."""
     for make in (_plain, _frozen, _leaf):
         if not native.StaticTensors((make(),), None)():
             return False
@@ -225,7 +225,7 @@ def _kinds() -> Iterator[torch.Tensor]:
 
 
 def _reads_right() -> bool:
-    """What the C module reads is what Python says, of tensors of many kinds."""
+    """Whether the C module reads what Python says, of tensors of many kinds."""
     for tensor in _kinds():
         address, sizes, strides, _, requires, lazy = native.tensor_metadata(tensor)
         properties_read = (address, sizes, strides, bool(requires), lazy)
@@ -237,7 +237,8 @@ def _reads_right() -> bool:
 
 @functools.cache
 def counts_holders() -> bool:
-    """Each new holder of a gradient, or of its memory, shows, and each change of it. Else torch is asked in Python."""
+    """Whether each new holder of a gradient, or of its memory, shows, and each change of it. Else torch is asked in
+    Python."""
     if not reads_tensors():
         return False
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):

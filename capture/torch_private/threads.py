@@ -19,9 +19,9 @@ those of ``torch.nn.parallel``, run code of users, and those of an executor may 
 
 
 def others_may_run() -> bool:
-    """Another thread than this one may run code of users. A thread of C++ that Python has seen once, such as one of
-    autograd's, counts while it runs Python. One of autograd's own, in which a checkpointed block runs anew on a device,
-    has one beside it that waits for the backward pass."""
+    """Whether another thread than this one may run code of users. A thread of C++ that Python has seen once, such as
+    one of autograd's, counts while it runs Python. One of autograd's own, in which a checkpointed block runs anew on a
+    device, has one beside it that waits for the backward pass."""
     here = threading.current_thread()  # from then on a thread of C++ is known
     if threading.active_count() == 1:
         return False
@@ -33,6 +33,7 @@ def others_may_run() -> bool:
 
 
 def _is_helper(thread: threading.Thread) -> bool:
-    """By its class, and by what it runs, which ``threading`` keeps as long as it does; else it counts as anybody's."""
+    """Whether it is a helper of a library, by its class and by what it runs, which ``threading`` keeps as long as it
+    does; else it counts as anybody's."""
     runs = getattr(thread, "_target", None)
     return any(str(getattr(one, "__module__", "")).startswith(_HELPERS) for one in (type(thread), runs))

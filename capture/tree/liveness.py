@@ -93,8 +93,8 @@ def _watch(storage: torch.UntypedStorage, first: torch.Tensor, again: Again) -> 
 
 
 def is_sole_holder(tensor: torch.Tensor, others: int = 1) -> bool:
-    """No other tensor, view or saved activation uses the tensor or its memory. ``others``: number of known holders of
-    the storage, its Python object among them."""
+    """Whether no other tensor, view or saved activation uses the tensor or its memory. ``others``: number of known
+    holders of the storage, its Python object among them."""
     return storage_use_count(tensor.untyped_storage()) <= others + 1 and use_count(tensor) <= 1
 
 
@@ -144,7 +144,7 @@ _MEMBER, _SHARED = _probe_members(), _probe_shared()
 
 
 def _is_lone_member(member: tuple[torch.Tensor, int]) -> bool:
-    """Nobody else holds this tensor, as far as reference counts tell. Views of it count as holders in C++."""
+    """Whether nobody else holds this tensor, as far as reference counts tell. Views of it count as holders in C++."""
     tensor, references = member
     return references <= _MEMBER + (_SHARED if use_count(tensor) > 1 else 0)
 
@@ -199,8 +199,8 @@ _IN_C = native.gradient_counts(_with_lone_gradient(), capabilities.raw_use_count
 def are_untouched_gradients(
     parameters: Sequence[torch.Tensor | None], shared_storages: Sequence[SharedStorage], fresh: Callable[..., bool]
 ) -> bool:
-    """What each source handed out last is the gradient of its parameter, nobody else uses it, and but for its values
-    it is as it was made, which ``fresh`` compares."""
+    """Whether what each source handed out last is the gradient of its parameter, nobody else uses it, and but for its
+    values it is as it was made, which ``fresh`` compares."""
     counters = capabilities.count_holders, capabilities.raw_use_count
     untouched: bool = native.are_untouched(tuple(parameters), tuple(shared_storages), *counters, fresh, _IN_C)
     return untouched

@@ -186,13 +186,13 @@ class Node:
         return 0 if self.view is None else int(self.view.runs)
 
     def replaces(self, parameter: torch.Tensor) -> bool:
-        """Every replay gives this tensor another ``grad`` without reading the former one."""
+        """Whether every replay gives this tensor another ``grad`` without reading the former one."""
         assert self.outputs is not None
         found = self.outputs.replaced.get(id(parameter))
         return found is not None and found() is parameter
 
     def is_in_the_way(self, block: Block) -> bool:
-        """It may write to memory that somebody uses."""
+        """Whether it may write to memory that somebody uses."""
         recording = self.recording
         if block in self.beside or recording is None:
             return False

@@ -83,7 +83,7 @@ class EffectSlot:
 
     @property
     def is_gradient(self) -> bool:
-        """It puts the gradient of a tensor, which is on the way to no other place."""
+        """Whether it puts the gradient of a tensor, which is on the way to no other place."""
         return self.steps[-1].kind == "attribute" and self.steps[-1].name == "grad"
 
     def at(self, named_values: Callable[[], dict[str, Any]], holders: dict[int, Any] | None = None) -> Source:
@@ -141,7 +141,8 @@ class EffectSlot:
             effects.put_members(container, self.members.finished(values, value), keys)
 
     def is_done(self, change: Change, named_values: Callable[[], dict[str, Any]]) -> bool:
-        """The body made this change to the caller's own objects, not to copies that were given in their place."""
+        """Whether the body made this change to the caller's own objects, not to copies that were given in their
+        place."""
         place = self.at(named_values)
         return place.get() is change.members.container if change.members else place.holder is change.source.holder
 
@@ -195,7 +196,7 @@ class OwnContainer:
 
     @property
     def is_argument(self) -> bool:
-        """It is an argument, of which the body may have got a copy."""
+        """Whether it is an argument, of which the body may have got a copy."""
         return self._slot is None
 
     def at(self, named_values: Callable[[], dict[str, Any]]) -> Any:

@@ -190,7 +190,7 @@ class OutputPlan:
         )
 
     def is_sole_holder(self, number: int, tensor: torch.Tensor) -> bool:
-        """Nobody but this tensor, which was handed out, uses its group's memory."""
+        """Whether nobody but this tensor, which was handed out, uses its group's memory."""
         return is_sole_holder(tensor, self._holders(number))
 
     def gradients_of(self, number: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -219,7 +219,8 @@ class OutputPlan:
         self.shared = {number: several for number, several in self.shared.items() if not any(map(is_read, several))}
 
     def keeps_gradients(self) -> bool:
-        """All that became gradients in the last replay still are, as they were made, and nobody else uses them."""
+        """Whether all that became gradients in the last replay still are, as they were made, and nobody else uses
+        them."""
         parameters = tuple([of() for of in self.gradients.values()])
         if self.untouched is not None and self.untouched(parameters):
             return True

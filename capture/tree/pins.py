@@ -42,7 +42,7 @@ class Pin:
 
     @property
     def is_used(self) -> bool:
-        """The storage is alive."""
+        """Whether the storage is alive."""
         return self.held() is not None
 
 

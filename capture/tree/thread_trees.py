@@ -163,8 +163,8 @@ class acting_for:
 
 
 def _runs_for(thread: int) -> bool:
-    """That thread waits for autograd, which started this one. The answer of a caller of autograd may be that it is
-    busy."""
+    """Whether that thread waits for autograd, which started this one. The answer of a caller of autograd may be that it
+    is busy."""
     frame, waiting = sys._getframe(), sys._current_frames().get(thread)
     while frame.f_back is not None and frame.f_code.co_name != _ENGINE:
         frame = frame.f_back
@@ -185,7 +185,7 @@ _all: Alive[Tree] = Alive()
 
 
 def have_own_memory() -> bool:
-    """Some trees lie on devices with memory of their own."""
+    """Whether some trees lie on devices with memory of their own."""
     return any(tree.backend.has_own_memory for tree in _all.all())
 
 

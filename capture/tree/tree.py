@@ -123,7 +123,7 @@ class Tree:
         return [node for node in walk(self.root) if node.recording is not None and node not in self.buried]
 
     def is_leaf(self, node: Node) -> bool:
-        """No recording is below the node, apart from buried ones."""
+        """Whether no recording is below the node, apart from buried ones."""
         return all(below in self.buried for several in list(node.children.values()) for below in list(several))
 
     def sweep(self) -> None:
@@ -170,14 +170,14 @@ class Tree:
             self.end_path("limit")
 
     def _lost_its_forward(self, function: Any) -> bool:
-        """The step began with a backward pass, whose forward pass was in none: a forward pass begins one of its own, as
-        all steps to come would end between the two."""
+        """Whether the step began with a backward pass, whose forward pass was in none: a forward pass begins one of its
+        own, as all steps to come would end between the two."""
         first = self.path[0].function if self.path else self.warm[0].function
         return first is not None and bool(first.is_backward) and not function.is_backward
 
     def may_start_over(self, recorded: Sequence[Node], number: int, pattern: Pattern) -> bool:
-        """A call that no recording fits here takes nothing from this step, and was recorded in another place: it begins
-        a step of its own, rather than that there is a recording of it behind each one that it may come after.
+        """Whether a call that no recording fits here takes nothing from this step, and was recorded in another place:
+        it begins a step of its own, rather than that there is a recording of it behind each one that it may come after.
         ``recorded``: the recordings of its entry; ``number``: that of the entry."""
         if step.steps_begun() or any(one is not None for one in pattern) or not (self.path or self.warm):
             return False
@@ -185,7 +185,7 @@ class Tree:
         return any(one.tree is self and one.key == key and one.parent is not self.current for one in recorded)
 
     def has_warm(self, leaves: Sequence[Any]) -> bool:
-        """One of these leaves is the result of an eager run of this step."""
+        """Whether one of these leaves is the result of an eager run of this step."""
         return bool(self._warm_behind(leaves))
 
     def note_chain(self, function: Any, leaves: Sequence[Any]) -> None:
@@ -252,8 +252,8 @@ class Tree:
         return [pin for pin in self.pins if pin.is_used]
 
     def is_clear(self, node: Node) -> bool:
-        """The node may run beside all pins. It is recorded again beside those that are in its way. Outputs that are in
-        the way of their own recording, or of others again and again, are owned from now on."""
+        """Whether the node may run beside all pins. It is recorded again beside those that are in its way. Outputs that
+        are in the way of their own recording, or of others again and again, are owned from now on."""
         if node.clear_of is self.pins:
             return True
         if not all(pin.is_used for pin in self.pins):
@@ -332,7 +332,7 @@ class Tree:
         return bool(parameters) and all(map(successor.replaces, parameters))
 
     def let_go(self, successor: Node | None = None) -> bool:
-        """What is to come is the replay of ``successor``, or something else: other gradients are pinned. True if all
+        """Pin the gradients that the next replay, of ``successor`` or of something else, does not write. True if all
         gradients that the replay writes are in place already, those of its last run, which nobody else has."""
         if successor is not None and successor is self.awaited:
             self.lingering.clear()
@@ -392,7 +392,8 @@ class Tree:
         self.make_room(log)
 
     def may_record(self, log: Log) -> bool:
-        """False: memory that somebody holds cannot be kept out of the next recording. The pool was given up."""
+        """Whether the next recording can keep out of the memory that somebody holds. False: it cannot, and the pool was
+        given up."""
         if self.pool.can_restore(self._layout(), [block for block, _ in self.live_blocks()]):
             return True
         log.add("drop", "memory that was lent is kept: the pool is given up")
@@ -465,7 +466,7 @@ class Tree:
         self.pool_is_at = None
 
     def put_away(self, log: Log, what: str) -> bool:
-        """After ``what``: nothing may have memory of the pool but outputs on the path. Gives the pool up, else."""
+        """After ``what``: have no memory of the pool taken but by outputs on the path. Gives the pool up, else."""
         if self.pool.is_tidy():
             return True
         log.add("drop", f"a tensor of {what} is kept: the pool is given up")

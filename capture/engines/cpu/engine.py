@@ -111,7 +111,7 @@ class CpuBackend:
         return lifting.lift(one, other, numbers)
 
     def in_capture(self) -> bool:
-        """Nobody else records CPU work."""
+        """False: nobody else records CPU work."""
         return False
 
     def capture_look(self) -> None:
@@ -601,7 +601,7 @@ class TapeRecorder(ObserveMode):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """A strided tensor on the host whose memory holds its values as they are."""
+    """Whether it is a strided tensor on the host whose memory holds its values as they are."""
     plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
     return plain and tensor.device.type == "cpu"
 

@@ -42,7 +42,7 @@ class InPlaceTrial:
     """What the operator writes, and the copies."""
 
     def holds(self) -> bool:
-        """The operator has run: the form leaves the same bits in the copies."""
+        """Whether the form leaves the same bits in the copies, once the operator has run."""
         try:
             with torch.no_grad():
                 _, objected = warned(self.function, *self.args, **self.kwargs)

@@ -148,7 +148,7 @@ class TapeNumbers:
     powers: frozenset[int]
 
     def takes(self, values: Sequence[Number]) -> bool:
-        """Always: operators on the CPU take any number."""
+        """Always True: operators on the CPU take any number."""
         if len(set(self.registers)) == len(self.registers):
             return True
         told = {(register, bits_of(value)) for register, value in zip(self.registers, values, strict=True)}

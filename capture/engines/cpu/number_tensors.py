@@ -40,8 +40,8 @@ def tensors_for_numbers(
 
 
 def _takes_tensor(op: Operator, argument: Any, results: Sequence[torch.Tensor]) -> bool:
-    """Torch makes a tensor of a number there: where the schema says so, and in comparisons, which have an overload for
-    numbers that does. Their results are no numbers, so that nothing can be rounded in another way."""
+    """Whether torch makes a tensor of a number there: where the schema says so, and in comparisons, which have an
+    overload for numbers that does. Their results are no numbers, so that nothing can be rounded in another way."""
     if str(argument.type) == "Tensor":
         return True
     compares = op._overloadname == "Scalar" and all(result.dtype is torch.bool for result in results)

@@ -74,7 +74,7 @@ class TapeMemory:
 
     @property
     def is_in_arena(self) -> bool:
-        """It is in the arena, where replays write."""
+        """Whether the tensor lies in the arena, where replays write."""
         return self.kind == "block" and not self.is_owned and not self.is_managed
 
 
@@ -434,7 +434,7 @@ class Tape:
         self._add_views()
 
     def _is_local(self, root: TapeMemory, number: int) -> bool:
-        """Steps read this register, and nothing else looks at its memory."""
+        """Whether steps read this register, and nothing else looks at its memory."""
         return (root.is_given or not root.is_kept) and list(root.registers.values()) == [number]
 
     def _all_calls(self) -> tuple[Any, ...]:
@@ -504,7 +504,7 @@ class Tape:
         return replay
 
     def is_in(self, root: TapeMemory, block: Block) -> bool:
-        """Replays write there."""
+        """Whether replays write there."""
         return root.is_in_arena and _overlaps(root, block)
 
     def make_owned(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
@@ -542,8 +542,8 @@ class Tape:
                     root.is_given = True
 
     def _gives_plainly(self, step: TapeStep, outs: Sequence[tuple[TapeMemory, int]]) -> bool:
-        """Without ``out=`` it gives the bits that it writes there, in tensors that own their memory. Tried on what
-        its registers hold now."""
+        """Whether it gives without ``out=`` the bits that it writes there, in tensors that own their memory. Tried on
+        what its registers hold now."""
         if len(outs) < len(step.outs) or isinstance(step.function, str):
             return False
         if step.acts:
@@ -595,7 +595,7 @@ class Tape:
         self._views, self._calls = tuple(views), self._all_calls()
 
     def _is_in_c(self, output: OwnedOutput, root: TapeMemory) -> bool:
-        """The C module makes the output and all views of it that steps look at."""
+        """Whether the C module makes the output and all views of it that steps look at."""
         first = output.geometries[0]
         if not _is_plain(output):
             return False
@@ -610,7 +610,7 @@ class Tape:
         return next(root for root in self._roots if root.is_kept and _begin(root) == block.address)
 
     def avoid(self, block: Block) -> bool:
-        """Intermediate results and copies of inputs that lie there get memory of their own."""
+        """Give intermediate results and copies of inputs that lie there memory of their own."""
         there = [root for root in self._roots if self.is_in(root, block)]
         if any(root.is_kept or root.is_grouped for root in there):
             return False
@@ -631,11 +631,11 @@ class Tape:
         return schedule(self._steps, memory_of, registers_in)
 
     def was_stopped(self) -> bool:
-        """An operator raised in the last replay."""
+        """Whether an operator raised in the last replay."""
         return self._native is not None and self._look_at(self._native, 0)
 
     def _look_at(self, replay: Any, begin: int) -> bool:
-        """This part of the tape, which begins at that step, was stopped."""
+        """Take over where this part of the tape, which begins at that step, was stopped. False if it was not."""
         if replay.stopped < 0:
             return False
         self._stopped = begin + replay.stopped, *(replay.left or ((), ()))
@@ -806,12 +806,12 @@ def _made_by(step: TapeStep) -> Iterator[int]:
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """The tensor covers the whole of its storage, in order."""
+    """Whether the tensor covers the whole of its storage, in order."""
     return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
 
 
 def _is_plain(output: OwnedOutput) -> bool:
-    """A single tensor as an allocation makes it."""
+    """Whether it is a single tensor as an allocation makes it."""
     (geometry, *others) = output.geometries
     return not others and not geometry.conj and not geometry.offset and is_dense(geometry.shape, geometry.stride)
 

@@ -110,7 +110,7 @@ def infer_addresses(
     shifts = {range_.now - range_.begin for range_ in before.ranges} - {0}
 
     def is_address(old: int, new: int) -> bool:
-        """In known tensors in both captures, or beside one that moved."""
+        """Whether the word is an address: in known tensors in both captures, or beside one that moved."""
         return new - old in shifts or bool(before.find(old) and now.find(new))
 
     addresses: list[AddressWord] = []

@@ -79,7 +79,7 @@ class AddressTable:
             self._alone.add(path)
 
     def bind(self, addresses: Mapping[str, int]) -> bool:
-        """The graph reads these tensors at these addresses from its next launch on.
+        """Have the graph read these tensors at these addresses from its next launch on.
 
         False if a tensor is not known, or its address is aligned otherwise: nothing has changed then. Raises
         ``DriverError`` if the driver refuses: the graph must not be launched any more then.
@@ -100,7 +100,7 @@ class AddressTable:
         return True
 
     def knows(self, paths: Iterable[str]) -> bool:
-        """All these tensors have words that are trusted."""
+        """Whether all these tensors have words that are trusted."""
         return all(path in self._by_path for path in paths)
 
     def kernels(self, paths: Iterable[str]) -> list[str]:

@@ -31,7 +31,7 @@ def driver_function(name: str) -> Callable[..., int] | None:
 
 @functools.cache
 def is_reached_from_c() -> bool:
-    """The C module can copy and launch by itself."""
+    """Whether the C module can copy and launch by itself."""
     return bool(native.use_driver(_LIBRARY))
 
 

@@ -62,7 +62,7 @@ class CudaBackend:
 
     @property
     def rebinds_tensors(self) -> bool:
-        """The driver can be asked. Found out at the first use, as it takes an import."""
+        """Whether the driver can be asked. Found out at the first use, as it takes an import."""
         return kernel_params.missing() is None
 
     def lift(
@@ -181,7 +181,7 @@ class CudaBackend:
         return _unlike(recorder, watched)
 
     def _may_break(self, pool: CudaPool, call: Call, *, may_break: bool) -> bool:
-        """Generators that are arguments are lent to a graph as a whole."""
+        """Whether generators that are arguments are lent to a graph as a whole."""
         return may_break and pool.shared and not any(isinstance(leaf, torch.Generator) for leaf in call.leaves)
 
     def _is_here(self, leaf: Any) -> bool:
@@ -251,12 +251,12 @@ _KEPT_OUTSIDE = f"; capture that code, too, or run it in {_ON_A_STREAM}"
 
 
 def _is_of_stream(error: BaseException | None) -> bool:
-    """The capture reached work that belongs to the default stream. It would in the next call, too."""
+    """Whether the capture reached work that belongs to the default stream. It would in the next call, too."""
     return error is not None and "legacy stream" in str(error)
 
 
 def _may_go_away(watched: ObservedRun | None, failure: str) -> bool:
-    """Another run may get further: the body raised by itself, or memory was short."""
+    """Whether another run may get further: the body raised by itself, or memory was short."""
     error = None if watched is None else watched.error
     raised = error is not None and not isinstance(error, RefusedError) and not _is_of_stream(error)
     return raised or "OutOfMemoryError" in failure

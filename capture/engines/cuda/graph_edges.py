@@ -103,7 +103,7 @@ def check(graph: int) -> None:
 
 
 def is_cooperative(node: int) -> bool:
-    """A kernel whose blocks wait for each other, or of which the driver does not tell."""
+    """Whether it is a kernel whose blocks wait for each other, or one about which the driver says nothing."""
     value = (ctypes.c_uint64 * 8)()  # CUlaunchAttributeValue
     failed = _function("cuGraphKernelNodeGetAttribute")(ctypes.c_void_p(node), ctypes.c_int(_COOPERATIVE), value)
     return bool(failed) or bool(value[0] & 0xFFFFFFFF)

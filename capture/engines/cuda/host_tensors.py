@@ -181,7 +181,7 @@ class HostTensors:
         return number if number is not None and number.storage() is storage else None
 
     def _is_literal(self, op_traits: OperatorTraits, tensor: torch.Tensor) -> bool:
-        """Nobody can write what is lifted, or put another tensor in its place."""
+        """Whether nobody can write what is lifted, or put another tensor in its place."""
         storage = tensor.untyped_storage()
         if self._is_constant(tensor):
             return True
@@ -199,7 +199,7 @@ class HostTensors:
             self.moving[id(storage)] = (path, value)
 
     def is_copy(self, tensor: torch.Tensor) -> bool:
-        """The tensor lies on a buffer that is filled before every replay."""
+        """Whether the tensor lies on a buffer that is filled before every replay."""
         storage = tensor.untyped_storage()
         copies = [device_copy.storage for device_copy in self.device_copies.values()]
         return any(copy is storage or copy.data_ptr() == storage.data_ptr() for copy in copies)
@@ -302,7 +302,8 @@ class HostTensors:
         return there
 
     def _keeps_bits(self, value: torch.Tensor) -> bool:
-        """A CPU scalar enters a kernel in the precision it computes in, a device scalar in the operands' type."""
+        """Whether a CPU scalar enters a kernel in the precision it computes in, a device scalar in the operands'
+        type."""
         return not (value.dim() == 0 and self._halves and value.dtype not in self._halves)
 
     def _from_outside(self, tensor: torch.Tensor) -> DeviceCopy | ConvertedScalar | None:
@@ -341,8 +342,8 @@ def _target(known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _is_alike(source: torch.dtype, target: torch.dtype) -> bool:
-    """A conversion gives the same bits on the CPU and the device. Of floats to integers it does not where they do not
-    fit."""
+    """Whether a conversion gives the same bits on the CPU and the device. Of floats to integers it does not where they
+    do not fit."""
     plain = not (source.is_complex or target.is_complex)
     return source == target or (plain and (target.is_floating_point or not source.is_floating_point))
 

@@ -243,7 +243,7 @@ class _KernelBlock:
         struct.pack_into(f"{len(value)}s", self._buffer, offset, value)
 
     def apply(self, executable: Any) -> bool:
-        """Launches from now on have the block as it is. False if the driver refuses."""
+        """Have launches from now on use the block as it is. False if the driver refuses."""
         return not self._call(executable, self._handle, self._params)[0].value
 
 

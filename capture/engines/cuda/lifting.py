@@ -319,7 +319,7 @@ class GraphNumbers:
         return tuple(wanted)
 
     def takes(self, values: Sequence[Number]) -> bool:
-        """All bytes of these numbers are known, and no type of the operators flushes or overflows them."""
+        """Whether all bytes of these numbers are known, and no type of the operators flushes or overflows them."""
         values, others = values[: len(self._recorded)], values[len(self._recorded) :]
         if any(
             _typed_text(values[at]) != _typed_text(earlier) for at, earlier in zip(self._alike, others, strict=True)

@@ -157,7 +157,7 @@ class MemoryRecorder(GraphRecorder):
 
 
 def _is_unknown(op: OperatorTraits) -> bool:
-    """Its schema does not tell what it touches."""
+    """Whether the operator's schema does not say what memory it touches."""
     return op.foreign or op.opaque or op.collective or op.unsafe or op.base.startswith(_KEEPS_STATE)
 
 

@@ -96,7 +96,7 @@ class NumberRefusal:
 
 
 def is_normal(value: float, smallest: float = _SMALLEST, largest: float = _LARGEST) -> bool:
-    """Neither zero, nor too small or too large for full precision."""
+    """Whether it is neither zero, nor too small or too large for full precision."""
     return math.isfinite(value) and smallest <= abs(value) <= largest
 
 
@@ -278,8 +278,8 @@ def _words_at(at: int, samples: Sequence[NumberSample], node: int) -> str:
 
 
 def _is_address(at: int, samples: Sequence[NumberSample], node: int, same: int) -> bool:
-    """The byte is of a word that is an address in every capture, or nothing in some. What is no more than 4 bytes may
-    be a number by itself, so it has to differ between captures with the same numbers, too."""
+    """Whether the byte is of a word that is an address in every capture, or nothing in some. What is no more than 4
+    bytes may be a number by itself, so it has to differ between captures with the same numbers, too."""
     words = [sample.nodes[node].words[at // 8] for sample in samples]
     if all(sample.is_own_memory(word) for sample, word in zip(samples, words, strict=True)):
         return True

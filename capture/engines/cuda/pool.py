@@ -162,7 +162,7 @@ class CudaPool:
         return True
 
     def can_restore(self, layout: PoolLayout | None, live: Sequence[Block]) -> bool:
-        """Only what was taken in the layout."""
+        """Whether these blocks were taken in the layout: no others can be."""
         taken = frozenset[Address]() if layout is None else layout.taken
         return not self.shared or taken.issuperset([block.address for block in live])
 
@@ -250,7 +250,7 @@ class CudaPool:
         self._taken = frozenset()
 
     def is_taken(self, address: Address) -> bool:
-        """A live output of the path that is recorded below begins here."""
+        """Whether a live output of the path that is recorded below begins here."""
         return address in self._taken
 
     def parts(self) -> list[tuple[Address, Address]]:
@@ -259,7 +259,7 @@ class CudaPool:
 
     @property
     def has_outputs(self) -> bool:
-        """Outputs of the path that is recorded below are alive."""
+        """Whether outputs of the path that is recorded below are alive."""
         return bool(self._outputs)
 
     def segment_of(self, address: Address) -> tuple[Address, Address]:
@@ -267,7 +267,7 @@ class CudaPool:
         return next((begin, end) for begin, end in self._segments if begin <= address < end)
 
     def is_output(self, address: Address) -> bool:
-        """The address lies in a live output of the path that is recorded below."""
+        """Whether the address lies in a live output of the path that is recorded below."""
         return any(begin <= address < end for begin, end in self._outputs)
 
     def device_guard(self) -> AbstractContextManager[object] | None:
@@ -275,7 +275,7 @@ class CudaPool:
         return None if cuda.current_device() == self.index else torch.cuda.device(self.index)
 
     def is_tidy(self) -> bool:
-        """Nothing is taken, as it must be between recordings."""
+        """Whether nothing is taken, as it must be between recordings."""
         if self.is_broken:
             return False
         return not self.shared or not self._anchors or self._holds(frozenset())
@@ -328,17 +328,17 @@ class CudaPool:
     # ---- what lies where
 
     def find(self, address: Address) -> bool:
-        """The address lies in the pool."""
+        """Whether the address lies in the pool."""
         if bisect_right(self._bounds, address) & 1:
             return True
         return (self._grew or self.is_capturing) and self._refresh_segments() and self.knows(address)
 
     def knows(self, address: Address) -> bool:
-        """The address lies in what the pool had when it was looked at last."""
+        """Whether the address lies in what the pool had when it was looked at last."""
         return bisect_right(self._bounds, address) & 1 == 1
 
     def _refresh_segments(self) -> bool:
-        """Recordings may have brought new memory into the pool."""
+        """Look at the pool's segments again: recordings may have brought new memory. True if there are others now."""
         if not self.shared or not self._anchors or not (self._grew or self.is_capturing):
             return False
         self._grew = False

@@ -202,7 +202,7 @@ class GraphRecorder(ObserveMode):
 
     @override
     def made(self, tensor: torch.Tensor) -> bool:
-        """An operator made the tensor's memory, or code that no operator tells of did, in this capture's pool."""
+        """Whether an operator made the tensor's memory, or code that no operator shows, in this capture's pool."""
         if super().made(tensor):
             return True
         if tensor.device.type != "cuda" or not tensor.numel():
@@ -214,7 +214,7 @@ class GraphRecorder(ObserveMode):
 
     @override
     def is_temporary(self, tensor: torch.Tensor) -> bool:
-        """Memory of the pool that no operator announced, such as a compiled function's own."""
+        """Whether it is memory of the pool that no operator announced, such as a compiled function's own."""
         if self.is_copy(tensor):
             return True
         temporary = not self.before.owners(tensor.untyped_storage()) and self.made(tensor)
@@ -289,7 +289,7 @@ class GraphRecorder(ObserveMode):
         return None if self._host is None else self._host.original(tensor)
 
     def is_copy(self, tensor: torch.Tensor) -> bool:
-        """The tensor lies on memory that is filled before every replay."""
+        """Whether the tensor lies on memory that is filled before every replay."""
         return self._host is not None and self._host.is_copy(tensor)
 
     def _check(
@@ -346,7 +346,7 @@ def _unreadable(op_traits: OperatorTraits, tensors: list[torch.Tensor]) -> str |
 
 
 def _ends_graphs(tensor: torch.Tensor) -> bool:
-    """A leaf at which some graph may end: something in C++ has it."""
+    """Whether it is a leaf at which some graph may end: something in C++ holds it."""
     if not tensor.requires_grad or tensor.is_inference():
         return False
     return use_count(tensor) > 1 and is_leaf(tensor)

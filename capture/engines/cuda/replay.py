@@ -353,7 +353,7 @@ class CudaRecording:
 
     @property
     def rebinds_tensors(self) -> bool:
-        """The driver can be asked. Not looked up before a tensor moves, as it takes an import."""
+        """Whether the driver can be asked. Not looked up before a tensor moves, as it takes an import."""
         return kernel_params.missing() is None
 
     def rebind(self, moves: Sequence[Move]) -> bool:
@@ -457,7 +457,7 @@ class CudaRecording:
         return self._reported
 
     def was_stopped(self) -> bool:
-        """A graph runs as a whole: what its kernels find wrong comes out elsewhere."""
+        """False: a graph runs as a whole, and errors of its kernels come out elsewhere."""
         return False
 
     def answers(self, error: BaseException, leaves: Sequence[Any]) -> None:

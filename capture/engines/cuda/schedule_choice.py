@@ -27,7 +27,7 @@ class Mark(Protocol):
         """Set the point here."""
 
     def query(self) -> bool:
-        """The device has reached the point."""
+        """Whether the device has reached the point."""
 
     def elapsed_time(self, end: Any) -> float:
         """Milliseconds up to another one."""
@@ -37,7 +37,7 @@ class Scheduled(Protocol):
     """The recording that is to be scheduled."""
 
     def plan_schedule(self) -> bool:
-        """There is another order than the recorded one."""
+        """Plan another order than the recorded one. False if there is none."""
 
     def run_by(self, order: Order) -> None:
         """Replays from now on run in this order. Where that fails, as recorded."""
