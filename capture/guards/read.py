@@ -66,10 +66,10 @@ class Place:
         expected = self.guard.expected
         pairs: list[tuple[str, Any, Any]]
         if self.guard.kind == "table":
-            keys, known, kinds = expected
+            keys, values, kinds = expected
             return [
                 (key, value, namespace[key])
-                for key, value, kind in zip(keys, known, kinds, strict=True)
+                for key, value, kind in zip(keys, values, kinds, strict=True)
                 if kind is None and type(key) is str and key in namespace and _differ(value, namespace[key])
             ]
         if self.guard.kind == "members":
@@ -87,7 +87,7 @@ class Place:
 
 
 def _differ(value: Any, now: Any) -> bool:
-    """Two plain values do."""
+    """Whether two plain values differ."""
     return type(value) in PLAIN_TYPES and type(now) in PLAIN_TYPES and not same_value(now, value)
 
 

@@ -122,9 +122,9 @@ class BreakNotes(RunNotes):
         reach = reach_of_step(function, args, kwargs)
         begin.is_undoable = reach is not None
         if self.keep_undo and reach is not None:
-            tensors = [one for one in reach.values() if isinstance(one, torch.Tensor)]
-            storages = {id(storage := one.untyped_storage()): (one, storage) for one in tensors}
-            self.trace.undo.extend((one, storage.clone()) for one, storage in storages.values())
+            tensors = [value for value in reach.values() if isinstance(value, torch.Tensor)]
+            storages = {id(storage := tensor.untyped_storage()): (tensor, storage) for tensor in tensors}
+            self.trace.undo.extend((tensor, storage.clone()) for tensor, storage in storages.values())
         if self.at_islands is not None:
             changed, places = self.at_islands.begin(reach)
             begin.before = islands.Before.now(places)

@@ -124,14 +124,15 @@ def _outputs(outputs: Sequence[KeptLeaf]) -> Iterator[GradientObstacle]:
             yield GradientObstacle(path=leaf.path, reason=f"{leaf.path} shares memory with another output")
 
 
-def _are_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _are_apart(first: torch.Tensor, then: torch.Tensor) -> bool:
     """Whether no write to one of two results on the same memory has to become part of the other's graph: they are
     views that one operator made at once, such as ``chunk``, which autograd lets nobody write; or it knows of no
     views at all."""
-    if one is other or one.grad_fn is None or other.grad_fn is None:
-        return one is other
-    if one._is_view() or other._is_view():
-        return one._is_view() and other._is_view() and one.grad_fn is other.grad_fn and one.output_nr != other.output_nr
+    if first is then or first.grad_fn is None or then.grad_fn is None:
+        return first is then
+    if first._is_view() or then._is_view():
+        are_views = first._is_view() and then._is_view()
+        return are_views and first.grad_fn is then.grad_fn and first.output_nr != then.output_nr
     return True
 
 

@@ -462,9 +462,9 @@ def undo(watched: ObservedRun) -> None:
                 storage.resize_(contents.nbytes())
             storage.copy_(contents, False)
     empty_scratch(watched)
-    with_islands = watched.by_islands and all(one.is_undoable for one in watched.watch.trace.islands)
-    known = watched.changed or not watched.by_islands
-    diff.restore(watched.before, diff.changes(watched.before) if with_islands or not known else watched.changed)
+    with_islands = watched.by_islands and all(island.is_undoable for island in watched.watch.trace.islands)
+    is_compared = watched.changed or not watched.by_islands
+    diff.restore(watched.before, diff.changes(watched.before) if with_islands or not is_compared else watched.changed)
     for generator, state in watched.states:
         if not watched.watch.is_drawn_by_others(generator):
             generator.set_state(state)

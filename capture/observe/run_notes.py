@@ -60,7 +60,7 @@ class RunNotes(HigherOrderMode):
         self.keep_undo = undo
         self.thread = threading.get_ident()
         self.looks_away = False
-        """Whether what runs is no part of the body, as in the child of a fork."""
+        """What runs is no part of the body."""
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
         self._operator: str | None = "code outside of operators"

@@ -78,17 +78,17 @@ class Decisions:
     _first: _Asked | None = None
     _count: int = 0
     _amounts: dict[tuple[Any, ...], Mapping[int, int]] = field(factory=dict)
-    """By answers, what the body adds to numbers in Python state, by position."""
+    """For each tuple of answers, what the body adds to numbers in Python state, by position."""
     _standing: dict[tuple[Any, ...], tuple[Number, ...]] = field(factory=dict)
-    """By answers, the numbers of one call that gave them."""
+    """For each tuple of answers, the numbers of one call that gave them."""
 
     def own(self, values: Values) -> list[Number] | None:
         """The numbers of a call; None where they are of other types."""
-        found = [values[at] for at in self.positions]
-        return found if tuple(map(type, found)) == self.kinds else None
+        numbers = [values[at] for at in self.positions]
+        return numbers if tuple(map(type, numbers)) == self.kinds else None
 
     def parts(self, values: Values) -> Mapping[int, Any]:
-        """By position, what the key has in the place of numbers."""
+        """What the key has in the place of numbers, by position."""
         own = self.own(values)
         answers, is_enough = self._walked(own) if own is not None else ((), False)
         if is_enough is False or (is_enough is None and self._count >= _MOST_LEAVES):
@@ -108,7 +108,7 @@ class Decisions:
         return tuple(answers), at
 
     def forbids(self, values: Values) -> bool:
-        """After the answers of these numbers more comes of them."""
+        """Whether more comes of these numbers than their answers."""
         return self.own(values) is not None and not self.parts(values)
 
     def standing(self, values: Values) -> Values:
@@ -120,13 +120,13 @@ class Decisions:
         return values if numbers is None else with_numbers(values, self.positions, numbers)
 
     def amounts(self, call: Call) -> Callable[[Change], int | None] | None:
-        """See ``Call.amounts``. Where nothing is known of these answers, what is added after others counts for likely;
-        it is proven before a recording is made."""
+        """See ``Call.amounts``. Where nothing is known of these answers, what the body adds after other answers counts
+        as likely; it is proven before a recording is made."""
         places, own = call.binder.places, self.own(call.values)
         if own is None or not places or not self._amounts:
             return None
-        known = self._amounts.get(self._walked(own)[0])
-        likely = [known] if known is not None else list(self._amounts.values())
+        proven = self._amounts.get(self._walked(own)[0])
+        likely = [proven] if proven is not None else list(self._amounts.values())
         first = len(call.values) - len(places)
 
         def amount(change: Change) -> int | None:
@@ -134,7 +134,7 @@ class Decisions:
             if at is None or type(change.before) is not int or type(change.after) is not int:
                 return None
             added = change.after - change.before
-            return added if any(one.get(at) == added for one in likely) else None
+            return added if any(amounts.get(at) == added for amounts in likely) else None
 
         return amount
 
@@ -152,17 +152,17 @@ class Decisions:
                 return False
             is_last = number + 1 == len(questions)
             following = is_enough if is_last else _Asked(questions[number + 1][0])
-            known = at.after.setdefault(answer, following)
+            kept = at.after.setdefault(answer, following)
             if is_last:
-                self._count += known is following
-                if isinstance(known, _Asked):
+                self._count += kept is following
+                if isinstance(kept, _Asked):
                     return False
                 at.after[answer] = is_enough
-            at = known
+            at = kept
         return True
 
     def forbid(self, values: Values) -> None:
-        """More comes of the numbers after these answers."""
+        """Note that more comes of these numbers than their answers."""
         own, at = self.own(values), self._first
         while own is not None and isinstance(at, _Asked):
             answer = at.question.answer(own)
@@ -178,23 +178,23 @@ class Decisions:
 
 
 def begins(captured: Captured, entry: Entry, bound: Call) -> bool:
-    """A new key differs from a known one in numbers alone, and of those only answers count: all that was recorded is
-    dropped, and the key has other parts from now on."""
-    known: Decisions | None = captured.decisions
+    """Put answers in the place of numbers from now on, where a new key differs from an earlier one in numbers alone,
+    and only answers count of those. All that was recorded is dropped then. False where that is not so."""
+    kept: Decisions | None = captured.decisions
     if captured.sizes is not None or captured.is_backward:
         return False
-    found = _varying(captured, entry, bound.values, known)
-    if found is None:
+    varying = _varying(captured, entry, bound.values, kept)
+    if varying is None:
         return False
     captured.decisions_left -= 1
-    positions, watched, places = found
+    positions, watched, places = varying
     decisions = Decisions(positions, tuple(type(watched[at]) for at in positions))
     call = captured.call(watched, bound.leaves)
     call.binder = with_places(call.binder, places)
-    found_out = _learned(captured, call, decisions)
-    if found_out is None:
+    is_enough = _learned(captured, call, decisions)
+    if is_enough is None:
         captured.decisions_left = 0  # the code is the same with other numbers
-    if not found_out:
+    if not is_enough:
         return False
     captured.take_inputs(places)
     captured.decisions = decisions
@@ -205,21 +205,21 @@ def begins(captured: Captured, entry: Entry, bound: Call) -> bool:
 
 
 def hold(captured: Captured, entry: Entry, bound: Call) -> bool:
-    """Before the first recording of an entry: what its key leaves out of numbers does not count. False where it does,
-    and the key is another one now."""
+    """Prove, before the first recording of an entry, that what its key leaves out of numbers does not count. False
+    where it does, and the key is another one now."""
     decisions: Decisions | None = captured.decisions
     if decisions is None or entry.asks_no_more or not decisions.parts(bound.values):
         return True
     if entry.facts is None or _calls_out(entry.facts):
         decisions.forbid(bound.values)
         return False
-    found = _learned(captured, bound, decisions)
-    entry.asks_no_more = found is True
-    if found is None:
+    is_enough = _learned(captured, bound, decisions)
+    entry.asks_no_more = is_enough is True
+    if is_enough is None:
         captured.decisions, captured.decisions_left = None, 0
         captured.log.add("drop", "numbers are part of the key again")
         captured.retire()
-    return found is True
+    return is_enough is True
 
 
 def _learned(captured: Captured, call: Call, decisions: Decisions) -> bool | None:
@@ -230,19 +230,19 @@ def _learned(captured: Captured, call: Call, decisions: Decisions) -> bool | Non
         decisions.forbid(call.values)
         return False
     try:
-        found = body_run.during(run, _proof, (captured, call, decisions))
+        proof = body_run.during(run, _proof, (captured, call, decisions))
     except Exception as error:
         if run.error is not error:
             raise
         decisions.forbid(call.values)  # an error that the body raises may tell the numbers
         return False
-    if found is None or not decisions.learn(found.asked, found.amounts, is_enough=found.is_enough):
+    if proof is None or not decisions.learn(proof.asked, proof.amounts, is_enough=proof.is_enough):
         return None
-    return bool(found.is_enough)
+    return bool(proof.is_enough)
 
 
 def _varying(
-    captured: Captured, entry: Entry, values: Values, known: Decisions | None
+    captured: Captured, entry: Entry, values: Values, kept: Decisions | None
 ) -> tuple[tuple[int, ...], Values, list[InputPlace]] | None:
     """Positions of the plain numbers in which alone the key differs from that of an entry that can be recorded, the
     values with the numbers of that one, and places in Python state whose numbers are the last of those values."""
@@ -256,55 +256,55 @@ def _varying(
         if len(ours) != len(theirs):
             continue
         in_state = _differing_places(captured, entry.key, other)
-        found = [at for at, (one, two) in enumerate(zip(ours, theirs, strict=True)) if one != two]
-        if in_state is None or not (found or in_state):
+        differing = [at for at, (part, then) in enumerate(zip(ours, theirs, strict=True)) if part != then]
+        if in_state is None or not (differing or in_state):
             continue
-        if all(_are_numbers(ours[at], theirs[at]) and type(values[at]) in _PLAIN for at in found):
-            places, then = [one for one, _ in in_state], [one for _, one in in_state]
-            watched = (*with_numbers(values, found, [number_of(theirs[at]) for at in found]), *then)
-            found += range(len(values), len(watched))
-            return tuple(sorted({*found, *(known.positions if known is not None else ())})), watched, places
+        if all(_are_numbers(ours[at], theirs[at]) and type(values[at]) in _PLAIN for at in differing):
+            places, in_places = [place for place, _ in in_state], [number for _, number in in_state]
+            watched = (*with_numbers(values, differing, [number_of(theirs[at]) for at in differing]), *in_places)
+            differing += range(len(values), len(watched))
+            return tuple(sorted({*differing, *(kept.positions if kept is not None else ())})), watched, places
     return None
 
 
 def _differing_places(captured: Captured, key: Any, entry: Entry) -> list[tuple[InputPlace, Number]] | None:
-    """Places in Python state whose numbers tell the key from that of an entry, with those of that one. None where
-    something else does, or where others would see the numbers that are put there."""
-    other, only_kept = entry.key, _only_kept(entry.facts)
-    parts = [at for at in range(2, len(key)) if key[at] != other[at]]
-    if key[0] != other[0] or not {_NAMED, _SETTINGS}.issuperset(parts):
+    """Places in Python state in whose numbers the key differs from that of an entry, with the entry's numbers. None
+    where it differs in something else, or where other threads would see the numbers that are put there."""
+    entry_key, only_kept = entry.key, _only_kept(entry.facts)
+    parts = [at for at in range(2, len(key)) if key[at] != entry_key[at]]
+    if key[0] != entry_key[0] or not {_NAMED, _SETTINGS}.issuperset(parts):
         return None
-    found: list[tuple[InputPlace, Number]] = []
+    differing: list[tuple[InputPlace, Number]] = []
     for at in parts:
-        if len(key[at]) != len(other[at]):
+        if len(key[at]) != len(entry_key[at]):
             return None
-        for part, (one, two) in enumerate(zip(key[at], other[at], strict=True)):
-            if one == two:
+        for number, (part, then) in enumerate(zip(key[at], entry_key[at], strict=True)):
+            if part == then:
                 continue
-            several = _places_of(captured, at, part, (one, two))
-            if several is None:
+            places = _places_of(captured, at, number, (part, then))
+            if places is None:
                 return None
-            found += [one for one in several if _tail(one[0].path) not in only_kept]
-    if found and (others_may_run() or len(captured.binder.places) + len(found) > _MOST_PLACES):
+            differing += [(place, value) for place, value in places if _tail(place.path) not in only_kept]
+    if differing and (others_may_run() or len(captured.binder.places) + len(differing) > _MOST_PLACES):
         return None
-    return found
+    return differing
 
 
 def _only_kept(facts: Facts | None) -> set[tuple[str, ...]]:
     """Members of dicts that the body only adds to, or gives numbers that the host read: nothing depends on them."""
     effects = facts.effects if facts is not None else ()
-    return {_tail(one.path) for one in effects if one.kind == "count" or READ_ANEW in one.after}
+    return {_tail(effect.path) for effect in effects if effect.kind == "count" or READ_ANEW in effect.after}
 
 
 def _tail(path: str) -> tuple[str, ...]:
-    """The names of a container and of its member, whatever leads to it: guards check what was left out wrongly."""
+    """The names of a container and of its member, whatever leads to it. Guards check what this leaves out wrongly."""
     return tuple(path.split(".")[-2:])
 
 
 def _places_of(
     captured: Captured, at: int, part: int, values: tuple[Any, Any]
 ) -> list[tuple[InputPlace, Number]] | None:  # fmt: skip
-    """The places of one part of a key: one number, or some in a dict."""
+    """The places, with the numbers of the other key, of one part of a key: one number, or some in a dict."""
     if _are_numbers(*values):
         kept = (
             captured.named.keeper_of(part, captured.receiver_of)
@@ -314,20 +314,21 @@ def _places_of(
         place = None if kept is None else number_place(kept[2], kept[0], kept[1])
         return None if place is None else [(place, number_of(values[1]))]
     reader = captured.named.reader_of(part, captured.receiver_of) if at == _NAMED else None
-    if reader is None or any(type(one) is not tuple or not one or one[0] is not dict for one in values):
+    if reader is None or any(type(value) is not tuple or not value or value[0] is not dict for value in values):
         return None
-    ours, theirs = ([(member[1], member[2]) for member in one[1:]] for one in values)
+    ours, theirs = ([(member[1], member[2]) for member in value[1:]] for value in values)
     if [name for name, _ in ours] != [name for name, _ in theirs]:
         return None
-    found = []
-    for (name, one), (_, two) in zip(ours, theirs, strict=True):
-        if one != two:
+    places = []
+    for (name, now), (_, then) in zip(ours, theirs, strict=True):
+        if now != then:
             read, path = reader
-            place = number_place(f"{path}.{name}", read, name) if type(name) is str and _are_numbers(one, two) else None
+            is_named = type(name) is str and _are_numbers(now, then)
+            place = number_place(f"{path}.{name}", read, name) if is_named else None
             if place is None:
                 return None
-            found.append((place, number_of(two)))
-    return found
+            places.append((place, number_of(then)))
+    return places
 
 
 def _are_numbers(one: Any, other: Any) -> bool:
@@ -345,7 +346,7 @@ class _Seen:
     facts: Facts
     noting: Noting
     is_enough: bool
-    """As far as it shows, the numbers answer questions and nothing else."""
+    """Whether the numbers answer questions and do nothing else, as far as it shows."""
     amounts: dict[int, int]
     """What it added to numbers in Python state, by position."""
 
@@ -381,13 +382,13 @@ def _proof(captured: Captured, call: Call, decisions: Decisions) -> _Proof | Non
     if not asked or not first.is_enough:
         return _Proof(asked, {}, is_enough=False) if asked else None
     for others in _like(first.noting, own):
-        told = {text for text, formula in left.items() if _differs(formula, own, others)}
-        if left and not told:
+        differing = {text for text, formula in left.items() if _differs(formula, own, others)}
+        if left and not differing:
             continue
         second = _seen(captured, call, decisions.positions, others)
         if not second.is_enough or second.noting.questions != asked or not second.is_like(first):
             return _Proof(asked, {}, is_enough=False)
-        left = {text: formula for text, formula in left.items() if text not in told}
+        left = {text: formula for text, formula in left.items() if text not in differing}
         if not left:
             break
     added = Decisions(decisions.positions, decisions.kinds)
@@ -399,8 +400,8 @@ def _proof(captured: Captured, call: Call, decisions: Decisions) -> _Proof | Non
 
 
 def _watched(captured: Captured, call: Call, given: Mapping[int, Number]) -> tuple[ObservedRun, DescribedRun]:
-    """Watch a run and undo it. The places of the call hold its numbers from before the run on, so that
-    what it changes shows. ``given``: plain ones, by position, where the call has noted ones."""
+    """Watch a run and undo it. The places of the call hold its numbers from before the run on, so that what the run
+    changes shows. ``given``: plain numbers, by position, where the call has noted ones."""
     places = call.binder.places
     theirs = [(place, place.read()) for place in places]
 
@@ -411,29 +412,29 @@ def _watched(captured: Captured, call: Call, given: Mapping[int, Number]) -> tup
     def run() -> Any:
         for place, at in zip(places, range(len(call.values) - len(places), len(call.values)), strict=True):
             place.write(given.get(at, call.values[at]))
-        found = planning.watch_undone(captured, call, counts=False)
+        watched = planning.watch_undone(captured, call, counts=False)
         put_back()
-        return found
+        return watched
 
-    found: tuple[ObservedRun, DescribedRun] = native.guarded(run, (), put_back)
-    return found
+    watched_run: tuple[ObservedRun, DescribedRun] = native.guarded(run, (), put_back)
+    return watched_run
 
 
 def _seen(captured: Captured, call: Call, positions: Sequence[int], numbers: Sequence[Number]) -> _Seen:
     """Watch the body with these numbers, and undo it."""
     noting = Noting(asks=True)
-    noted = evolve(call, values=with_numbers(call.values, positions, noting.begin(numbers)))
+    with_notes = evolve(call, values=with_numbers(call.values, positions, noting.begin(numbers)))
     amounts = dict[int, int]()
-    noted.amounts = _noted_amounts(noted, noting, numbers, positions, amounts)
-    watched, described = _watched(captured, noted, dict(zip(positions, numbers, strict=True)))
+    with_notes.amounts = _noted_amounts(with_notes, noting, numbers, positions, amounts)
+    watched, described = _watched(captured, with_notes, dict(zip(positions, numbers, strict=True)))
     facts = described.facts
     others = noting.is_read or facts.gradients or _calls_out(facts) or reads_in_c(watched.ran)
     # after another value that is read the body may do more with them
     others = others or len(facts.reads) != len(facts.breaks) or any(map(_is_compared, facts.reads, facts.breaks))
-    others = others or any(one.kind in ("python", "container", "call") for one in facts.effects)
+    others = others or any(effect.kind in ("python", "container", "call") for effect in facts.effects)
     left = [leaf.value for effect in described.effects for leaf in effect.leaves]
     left += [leaf for _, leaf in pytree.result_leaves(watched.result)]
-    changed = [one.after for one in watched.changed if one.amount is None]
+    changed = [change.after for change in watched.changed if change.amount is None]
     others = others or any(map(holds_noted, left)) or any(map(holds_noted, changed))
     return _Seen(facts, noting, not others, amounts)
 
@@ -443,24 +444,25 @@ def _calls_out(facts: Facts) -> bool:
     return bool(facts.collectives) or not all(one.is_undoable for one in facts.islands)
 
 
-def _is_compared(told: str, read: Break) -> bool:
-    """Another value may have been read there."""
-    return not told.startswith(RETURNED) and read.kind != "island"
+def _is_compared(text: str, read: Break) -> bool:
+    """Whether another value may be read there, so that replays compare it."""
+    return not text.startswith(RETURNED) and read.kind != "island"
 
 
 def position_of(places: Sequence[InputPlace], first: int, change: Change) -> int | None:
-    """At which position of a call's values the number is that changed; None where it is none of those in
-    ``places``. ``first``: the position of the first one."""
+    """The position, among a call's values, of the number that changed; None where it is in none of ``places``.
+    ``first``: the position of the number in the first of them."""
     if change.container:
         return None
     changed = place_key(change.source), (id(getattr(change.source.holder, "__dict__", None)), change.source.name)
-    return next((first + number for number, one in enumerate(places) if one.key() in changed), None)
+    return next((first + number for number, place in enumerate(places) if place.key() in changed), None)
 
 
 def _noted_amounts(
-    call: Call, noting: Noting, numbers: Sequence[Number], positions: Sequence[int], found: dict[int, int]
+    call: Call, noting: Noting, numbers: Sequence[Number], positions: Sequence[int], amounts: dict[int, int]
 ) -> Callable[[Change], int | None]:
-    """As ``Call.amounts``, for a run with noted numbers, by their formulas. ``found`` gets all amounts."""
+    """As ``Call.amounts``, for a run with noted numbers, by their formulas. ``amounts`` gets all that
+    are found, by position."""
     places = call.binder.places
     first = len(call.values) - len(places)
 
@@ -472,33 +474,33 @@ def _noted_amounts(
         formula, own = change.after.formula, numbers[number]
         if type(own) is not int or not _adds_to(formula, number):
             return None
-        found[at] = int(formula.value(numbers)) - own
-        return found[at]
+        amounts[at] = int(formula.value(numbers)) - own
+        return amounts[at]
 
     return amount
 
 
 def _adds_to(formula: Formula, number: int) -> bool:
-    """It is this number of the call, with whole numbers added or taken away."""
+    """Whether the formula is this number of the call, with whole numbers added or taken away."""
     if not formula.operation:
         return bool(formula.operands[0] == number)
     if formula.operation not in ("add", "sub"):
         return False
-    one, other = formula.operands
-    if type(one) is Formula:
-        return type(other) is int and _adds_to(one, number)
-    return formula.operation == "add" and type(one) is int and type(other) is Formula and _adds_to(other, number)
+    left, right = formula.operands
+    if type(left) is Formula:
+        return type(right) is int and _adds_to(left, number)
+    return formula.operation == "add" and type(left) is int and type(right) is Formula and _adds_to(right, number)
 
 
 def _not_told(noting: Noting) -> dict[str, Formula]:
-    """Formulas whose value no answer tells. C code might use them unnoticed, as an index."""
-    told = set[str]()
+    """Formulas, by text, whose value no answer fixes. C code might use them unnoticed, as an index."""
+    fixed = set[str]()
     for question, answer in noting.questions.items():
         is_equal = (question.operation, answer) in (("eq", True), ("ne", False), ("bool", False))
         if question.operation == "value" or is_equal:
-            formulas = [one for one in question.operands if type(one) is Formula]
-            told |= {one.text() for one in formulas} if len(formulas) == 1 else set()
-    return {text: one for one in noting.formulas.values() if (text := one.text()) not in told}
+            formulas = [operand for operand in question.operands if type(operand) is Formula]
+            fixed |= {formula.text() for formula in formulas} if len(formulas) == 1 else set()
+    return {text: formula for formula in noting.formulas.values() if (text := formula.text()) not in fixed}
 
 
 def _differs(formula: Formula, own: Sequence[Number], others: Sequence[Number]) -> bool:
@@ -507,26 +509,29 @@ def _differs(formula: Formula, own: Sequence[Number], others: Sequence[Number]) 
 
 def _like(noting: Noting, own: Sequence[Number]) -> Iterator[list[Number]]:
     """Other numbers with the same answers, first those by which most formulas differ."""
-    found: list[tuple[int, list[Number]]] = []
+    candidates: list[tuple[int, list[Number]]] = []
     left = _not_told(noting).values()
     for others in itertools.islice(_others(noting, own), _TRIED):
         try:
             if all(question.answer(others) == answer for question, answer in noting.questions.items()):
-                found.append((sum(_differs(one, own, others) for one in left), others))
+                candidates.append((sum(_differs(formula, own, others) for formula in left), others))
         except (ArithmeticError, ValueError, TypeError):
             continue
-    for _, others in sorted(found, key=lambda one: -one[0]):
+    for _, others in sorted(candidates, key=lambda candidate: -candidate[0]):
         yield others
 
 
 def _others(noting: Noting, own: Sequence[Number]) -> Iterator[list[Number]]:
-    """Far ones first, as they are no indices, then those nearby. What is divided by a number may have to keep the
-    remainder."""
-    divisors = [one.operands[1] for one in noting.formulas.values() if one.operation in ("mod", "floordiv")]
-    period = math.lcm(*[one for one in divisors if type(one) is int and 0 < one < _FAR**2]) or 1
+    """Other numbers: first far ones, as they are no indices, then those nearby. What is divided by a number may have to
+    keep the remainder."""
+    divisors = [formula.operands[1] for formula in noting.formulas.values() if formula.operation in ("mod", "floordiv")]
+    period = math.lcm(*[number for number in divisors if type(number) is int and 0 < number < _FAR**2]) or 1
     for far, near in itertools.product((-_FAR, _FAR, 0, -1, 1, 2, 3), range(-8, 9)):
         shift = far * period + near
         if shift:
-            yield [one + shift * (at + 1) if type(one) is int else one + shift / 7 for at, one in enumerate(own)]
-            yield [one + shift if type(one) is int else one * (1 + shift / 64) for one in own]
-            yield from ([one + shift * (at == only) for at, one in enumerate(own)] for only in range(len(own)))
+            yield [
+                number + shift * (at + 1) if type(number) is int else number + shift / 7
+                for at, number in enumerate(own)
+            ]
+            yield [number + shift if type(number) is int else number * (1 + shift / 64) for number in own]
+            yield from ([number + shift * (at == only) for at, number in enumerate(own)] for only in range(len(own)))

@@ -97,7 +97,7 @@ def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[I
 def _owners(call: Call) -> Callable[[torch.Tensor], list[tuple[Source, torch.Tensor]]]:
     """Tells which places in Python state, arguments left out, hold a tensor on a leaf's memory."""
     state, arguments = snapshot.snapshot(call.roots()), {path for path, _ in call.paths()}
-    return lambda leaf: [owner for owner in state.owners(leaf.untyped_storage()) if owner[0].path not in arguments]
+    return lambda leaf: [one for one in state.owners(leaf.untyped_storage()) if one[0].path not in arguments]
 
 
 def _apart(call: Call, inputs: Sequence[Input]) -> list[Input]:

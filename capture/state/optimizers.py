@@ -276,8 +276,8 @@ class Optimizers:
         there = {id(tensor) for owners in before.tensors.values() for _, tensor in owners}
         there |= self.parameter_ids()
         there.difference_update(stand_ins)
-        there -= {id(parameter()) for parameter in self._parameters}
-        self._parameters += [weakref.ref(parameter) for key, parameter in candidates.items() if key in there]
+        there -= {id(one()) for one in self._parameters}
+        self._parameters += [weakref.ref(one) for key, one in candidates.items() if key in there]
 
     def parameter_ids(self) -> set[int]:
         """``id`` of the parameters of all optimizers that were found."""

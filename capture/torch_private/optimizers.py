@@ -34,12 +34,12 @@ def _finds_hooks() -> bool:
         register_optimizer_step_pre_hook(hook), register_optimizer_step_post_hook(hook),
     )  # fmt: skip
     try:
-        return sum(one is hook for one in _hooks(optimizer)) == len(registered)
+        return sum(registered_hook is hook for registered_hook in _hooks(optimizer)) == len(registered)
     except (KeyError, AttributeError, TypeError):
         return False
     finally:
-        for one in registered:
-            one.remove()
+        for handle in registered:
+            handle.remove()
 
 
 FINDS_HOOKS = _finds_hooks()
