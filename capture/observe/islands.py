@@ -15,7 +15,6 @@ import operator
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +28,7 @@ from capture.key.modes import inlined
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_meta import digest
 from capture.native import native
-from capture.state.source import Source
+from capture.state.source import Source, lasting
 from capture.torch_private import capabilities
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -67,7 +66,7 @@ class Place:
     __slots__ = ("holder", "is_grad", "name", "path")
 
     def __init__(self, source: Source) -> None:
-        self.holder, self.name, self.path = weakref.ref(source.holder), source.name, source.path
+        self.holder, self.name, self.path = lasting(source.holder), source.name, source.path
         self.is_grad = type(source.holder) in TENSOR_TYPES and source.name == "grad"
         """Most are, and of those the plain way to it is the fastest."""
 

@@ -30,6 +30,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from capture.key.code_names import MISSING, part_of
 from capture.key.signature import training_reader
 from capture.state.snapshot import Change, Snapshot
+from capture.state.source import reference_to
+from capture.torch_private.autograd import hooks_of_accumulation
 from capture.torch_private.optimizers import has_hooks
 
 Stepping = torch.optim.Optimizer | LRScheduler
@@ -111,7 +113,7 @@ class Optimizers:
 
     def __init__(self) -> None:
         self._found: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._parameters: list[weakref.ref[torch.Tensor]] = []
+        self._parameters: list[Callable[[], torch.Tensor | None]] = []
         self._modules: list[weakref.ref[torch.nn.Module]] = []
         """Modules whose training flags are in the key, with all their submodules."""
         self.has_looked = False
@@ -277,7 +279,11 @@ class Optimizers:
         there |= self.parameter_ids()
         there.difference_update(stand_ins)
         there -= {id(one()) for one in self._parameters}
-        self._parameters += [weakref.ref(one) for key, one in candidates.items() if key in there]
+        owners = {id(tensor): several for several in before.tensors.values() for _, tensor in several}
+        for key, one in candidates.items():
+            if key in there:
+                sources = [source for source, tensor in owners.get(key, ()) if tensor is one]
+                self._parameters.append(reference_to(one, sources))
 
     def parameter_ids(self) -> set[int]:
         """``id`` of the parameters of all optimizers that were found."""
@@ -437,7 +443,8 @@ _kinds: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDic
 
 
 def _hooks_of(parameter: torch.Tensor) -> tuple[int, ...]:
-    return (*(parameter._backward_hooks or ()), -1, *(parameter._post_accumulate_grad_hooks or ()))
+    hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    return (*(hooks[0] or ()), -1, *(hooks[1] or ()), -1, *hooks_of_accumulation(parameter))
 
 
 def _step_of(kind: type) -> Callable[..., Any]:

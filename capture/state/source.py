@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -114,12 +115,36 @@ class Source:
             source = source.parent
 
 
+def lasting(holder: Any) -> Callable[[], Any]:
+    """Gives what has a gradient, or another attribute. A parameter is kept, as guards of its recording keep it, too:
+    torch swaps no tensor that has a weak reference."""
+    return (lambda: holder) if isinstance(holder, torch.nn.Parameter) else weakref.ref(holder)
+
+
+def reference_to(tensor: torch.Tensor, sources: Iterable[Source]) -> Reference:
+    """Gives a tensor without keeping it alive. One that a module has is looked up in the module: torch swaps no tensor
+    that has a weak reference (``torch.utils.swap_tensors``, and ``Module.to`` where that is asked to swap)."""
+    for source in sources:
+        module = source.parent.get() if source.kind in ("parameter", "buffer") and source.parent is not None else None
+        if isinstance(module, torch.nn.Module):
+            return functools.partial(_member_of, weakref.ref(module), f"_{source.kind}s", source.name)
+    return weakref.ref(tensor)
+
+
+def _member_of(reference: weakref.ref[torch.nn.Module], table: str, name: str) -> torch.Tensor | None:
+    module = reference()
+    found: torch.Tensor | None = None if module is None else getattr(module, table).get(name)
+    return found
+
+
 def _plain_class(container: Any) -> Any:
     """What a container is of Python's own: a class of the user's may do more with a member."""
     kinds = type(container).__mro__[:-1]
     return next((kind for kind in kinds if kind.__module__ in ("builtins", "collections")), kinds[0])
 
 
+Reference = Callable[[], torch.Tensor | None]
+"""Gives a tensor, as long as it is there."""
 Found = tuple[Source, Any]
 """A source and what it holds."""
 Table = tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]

@@ -11,6 +11,7 @@ bodies are refused while capturing, and run eagerly.
 from __future__ import annotations
 
 import contextlib
+import gc
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -65,6 +66,20 @@ def name_of(node: Any) -> str:
 def is_leaf_node(node: Any) -> bool:
     """Whether the node adds to the ``grad`` of a leaf, which is its ``variable``."""
     return not isinstance(node, torch.autograd.function.BackwardCFunction) and hasattr(node, "variable")
+
+
+_use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
+
+
+def hooks_of_accumulation(leaf: torch.Tensor) -> list[int]:
+    """Numbers of the hooks on the node that adds to the leaf's gradient. torch gives no list of them, and makes one
+    where a hook is added; but the collector sees the dicts that they are in, where nothing but Python has the node. A
+    leaf that only its Python object refers to has no node."""
+    if _use_count(leaf) <= 1 or not leaf.requires_grad or leaf.grad_fn is not None:
+        return []
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        node: Any = leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    return [number for one in gc.get_referents(node) if isinstance(one, dict) for number in (-1, *one)]
 
 
 def add_prehook(node: Any, hook: Callable[..., Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from capture.core.options import Outputs
 from capture.engines.base import Block, Geometry, Pool
 from capture.key.tensor_kind import TensorKind, WithoutGraph
 from capture.observe.described import KeptEffect, KeptLeaf, kinds_of
-from capture.state.source import Source
+from capture.state.source import Reference, Source, lasting
 from capture.tree.liveness import Again, SharedStorage
 from capture.tree.output_structure import EffectSlot, Slot, Structures, filler, slot_of_change
 from capture.tree.outputs import Alias, OutputGroup, OutputPlan
@@ -99,7 +98,7 @@ def _kinds(
 
 def _gradients(
     groups: Sequence[OutputGroup], effects: Sequence[KeptEffect], slots: Sequence[EffectSlot]
-) -> tuple[dict[int, weakref.ref[torch.Tensor]], dict[int, EffectSlot], tuple[EffectSlot, ...]]:
+) -> tuple[dict[int, Reference], dict[int, EffectSlot], tuple[EffectSlot, ...]]:
     """Gradients and the effects that set them, by the group that each is alone in; and all other effects."""
     holders, taken, others = {}, {}, []
     numbers = {group.positions: number for number, group in enumerate(groups)}
@@ -110,13 +109,13 @@ def _gradients(
         if number is None or number in holders:
             others.append(slot)
         else:
-            holders[number], taken[number] = weakref.ref(source.holder), slot
+            holders[number], taken[number] = lasting(source.holder), slot
     return holders, taken, tuple(others)
 
 
 def _shared_gradients(
     groups: Sequence[OutputGroup], effects: Sequence[KeptEffect], first: int, gradients: Container[int]
-) -> dict[int, tuple[weakref.ref[torch.Tensor], ...]]:
+) -> dict[int, tuple[Reference, ...]]:
     """For other groups on which only gradients lie: the tensors whose gradients they are. ``first``: position of the
     first leaf of an effect."""
     holders: dict[int, torch.Tensor] = {}
@@ -126,7 +125,7 @@ def _shared_gradients(
             holders |= dict.fromkeys(range(first, first + len(effect.leaves)), source.holder)
         first += len(effect.leaves)
     return {
-        number: tuple(weakref.ref(holders[position]) for position in group.positions)
+        number: tuple(lasting(holders[position]) for position in group.positions)
         for number, group in enumerate(groups)
         if number not in gradients and all(position in holders for position in group.positions)
     }

@@ -21,6 +21,7 @@ from capture.key import pytree
 from capture.key.tensor_kind import TensorKind, WithoutGraph
 from capture.native import native
 from capture.state.snapshot import Change
+from capture.state.source import Reference
 from capture.torch_private import capabilities
 from capture.torch_private.tensor_reads import counts_holders
 from capture.tree.liveness import (
@@ -109,11 +110,11 @@ class OutputPlan:
     """For the C module: for each group, a ``SharedStorage``, or the list of places and the number in it."""
     single: Any = None
     """The source of a plan with one output and nothing else."""
-    gradients: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
+    gradients: dict[int, Reference] = field(factory=dict)
     """Groups that become the ``grad`` of a tensor, which the body does not read."""
-    shared: dict[int, tuple[weakref.ref[torch.Tensor], ...]] = field(factory=dict)
+    shared: dict[int, tuple[Reference, ...]] = field(factory=dict)
     """Groups that hold such gradients of several tensors, or one that is put together as that of a ``DTensor`` is."""
-    replaced: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
+    replaced: dict[int, Reference] = field(factory=dict)
     """The tensors of ``gradients`` and ``shared``, by ``id``."""
     deposits: Callable[[Sequence[int]], Sequence[torch.Tensor]] | None = None
     """Gives the tensors whose ``grad`` the caller sets from the leaves at these positions, or nothing."""
@@ -211,7 +212,7 @@ class OutputPlan:
     def leave_out_gradients(self, read: Container[int]) -> None:
         """The body reads the gradients of these tensors, by ``id``, before it replaces them."""
 
-        def is_read(of: weakref.ref[torch.Tensor]) -> bool:
+        def is_read(of: Reference) -> bool:
             gradient = getattr(of(), "grad", None)
             return id(gradient) in read or any(id(leaf) in read for _, leaf in pytree.leaves(gradient))
 
