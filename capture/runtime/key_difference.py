@@ -41,8 +41,8 @@ def given_up(captured: Captured, call: Call) -> GivenUp:
     variations = (*of_keys, *_of_state(budget.changed))
     reads: tuple[HostSync, ...] = ()
     if not of_keys and len(budget.changed) <= 1:
-        known = [entry.facts for entry in captured.entries() if entry.facts is not None]
-        reads = tuple(dict.fromkeys(read for facts in known for read in facts.host_syncs))
+        all_facts = [entry.facts for entry in captured.entries() if entry.facts is not None]
+        reads = tuple(dict.fromkeys(read for facts in all_facts for read in facts.host_syncs))
     return GivenUp(
         observations=spent.observations, recordings=spent.recordings, drops=spent.drops, ms=spent.ms,
         variations=variations, reads=reads, where=source_location.user_location(),

@@ -295,7 +295,7 @@ def test_torch_export_of_a_captured_module(make: Callable[[], Net]) -> None:
 
 
 def test_settings_are_patched_and_not_set() -> None:
-    """As an attribute of the module a setting would be in force nowhere."""
+    """A setting that is assigned as an attribute of the module would have no effect anywhere."""
     with pytest.raises(AnnotationError, match=r"config\.patch\(enabled=False\).*CAPTURE_ENABLED"):
         setattr(config, "enabled", False)  # noqa: B010 - no type checker lets it pass
     with pytest.raises(AnnotationError, match=r"unknown setting 'enable' .did you mean 'enabled'"):
@@ -407,7 +407,7 @@ def test_a_forked_child_computes_and_leaves_its_parent_alone() -> None:
 
 
 def test_what_torch_keeps_from_its_first_look_is_its_own() -> None:
-    """Also where that look happens in a watched body: a custom operator imports dynamo, say."""
+    """This holds in a watched body, too, such as one with a custom operator, which imports dynamo."""
     script = """
         import torch
         from torch.overrides import get_default_nowrap_functions

@@ -58,7 +58,7 @@ def test_of_three_cases_one_is_quick() -> None:
 
 
 def test_quick_cases_have_all_values_of_a_parameter() -> None:
-    """As with two values, four cases and every fourth one, or three and every third."""
+    """A parameter with two values has four cases and runs every fourth, or has three and runs every third."""
     numbers = [number for number, one in enumerate(dealt()[:20]) if not one.marks]
     assert {number % 2 for number in numbers} == {0, 1}
     assert {number % 3 for number in numbers} == {0, 1, 2}

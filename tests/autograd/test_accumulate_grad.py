@@ -57,7 +57,7 @@ def test_gradients_that_are_held_once_as_a_step_begins() -> None:
 
 @pytest.mark.parametrize("marks", [True, False])
 def test_gradients_that_every_step_begins_with(marks: bool) -> None:
-    """As where they are zeroed after the forward pass: they are owned."""
+    """The gradients are zeroed after the forward pass, so they are owned."""
 
     def act(world: World, step: int) -> None:
         loss = world.run(data(step)).square().mean()

@@ -160,7 +160,8 @@ def node_of(leaf: Tensor) -> Any:
 
 @refuses_kept_nodes
 def test_a_whole_step_where_nodes_are_kept_and_hooked() -> None:
-    """As ``DistributedDataParallel`` has them: made on the default stream, alive for good, and not to be exchanged."""
+    """``DistributedDataParallel`` keeps such nodes: made on the default stream, alive for good, and not to be
+    exchanged."""
     ended, given = [], []
     for captures in (False, True):
         torch.manual_seed(3)
@@ -287,7 +288,7 @@ def test_threads_that_run_no_code_of_users(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_threads_of_c_count_while_they_run_python() -> None:
-    """As autograd's, in which a hook has asked for the current thread."""
+    """A thread of autograd's, for example, in which a hook has asked for the current thread."""
     idle, running, go_on = threading.Event(), threading.Event(), threading.Event()
 
     def run() -> None:
@@ -428,7 +429,7 @@ def test_a_gradient_is_free_once_nobody_needs_it() -> None:
 
 
 def test_a_default_device_changes_nothing() -> None:
-    """It is a function mode, under which torch looks attributes up by their names."""
+    """A default device is a function mode, under which torch looks attributes up by their names."""
     mine, theirs = captured_twins(Block)
     kept: list[Tensor] = []
 
@@ -466,7 +467,7 @@ def test_an_output_that_is_kept_for_ever_does_not_make_the_path_grow(monkeypatch
 @torch.no_grad()
 @pytest.mark.parametrize("knows", [True, False])
 def test_a_held_output_that_only_garbage_holds(knows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is pinned, and then a collection frees it."""
+    """The output is pinned, and then a collection frees it."""
     if not knows:
         know_nothing_of_writes(monkeypatch)
     first, second = capture(lambda x: x * 2), capture(lambda x: x + 1)

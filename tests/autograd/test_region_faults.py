@@ -136,7 +136,7 @@ def test_a_backward_pass(monkeypatch: pytest.MonkeyPatch, name: str, call: int) 
 
 
 def test_a_backward_pass_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As autograd's own threads it has no settings but the process's: those of the forward pass hold."""
+    """Another thread has no settings but the process's, as autograd's own threads: those of the forward pass hold."""
     mine, theirs = twins(Net)
     weight = torch.eye(6, device=DEVICE).requires_grad_()
     capture(mine)
@@ -164,7 +164,7 @@ def test_a_replay(monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]) -> No
 
 @pytest.mark.skipif(not EXECUTES, reason="a capture executes nothing: the body runs once more")
 def test_gradients_of_gradients_and_writes_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what such a call gave: those raise, and never go on with other numbers."""
+    """Second derivatives of what such a call gave, and writes to it, raise; they never go on with other numbers."""
     for write in (False, True):
         mine, theirs = twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)))
         capture(mine)

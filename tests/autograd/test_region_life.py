@@ -236,7 +236,8 @@ def test_a_backward_in_another_thread() -> None:
 
 @pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
 def test_a_backward_in_a_thread_of_autograd_itself(monkeypatch: pytest.MonkeyPatch, marks: bool) -> None:
-    """As on accelerators: the thread of the forward pass waits, and its tree and its marks are used."""
+    """On accelerators autograd runs nodes in its own thread, while the thread of the forward pass waits: the tree and
+    the marks of that one are used."""
     monkeypatch.setattr(thread_trees, "_runs_for", lambda _: True)
     mine, theirs = captured_twins(Block)
 

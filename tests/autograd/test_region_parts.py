@@ -225,7 +225,7 @@ def test_autocast_casts_a_weight_once(outside: bool) -> None:
     "ignore:CG501.*another thread runs:capture.CaptureWarning"
 )  # on a device, before torch 2.13
 def test_autocasts_cache_is_left_alone_beside_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the process's, and they may use it."""
+    """The cache belongs to the process, and the other threads may use it."""
     f, ends, cleared = capture(Recurrent()).to(DEVICE), threading.Event(), list[bool]()
     monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(True))
     other = threading.Thread(target=ends.wait)
@@ -333,7 +333,7 @@ def test_a_custom_function_inside() -> None:
 
 
 def test_gradients_computed_inside() -> None:
-    """As for forces of a potential: a gradient is part of the result, and is differentiated again outside."""
+    """Forces of a potential are such: a gradient is part of the result, and is differentiated again outside."""
 
     class Forces(nn.Module):
         def __init__(self) -> None:

@@ -159,7 +159,7 @@ def test_every_thread_replays() -> None:
 @tells_that_it_waits
 @pytest.mark.parametrize("hooks", [False, True])
 def test_eager_code_of_another_thread_on_the_same_weights(hooks: bool) -> None:
-    """It sees the parameters themselves, and their hooks, while they are recorded here."""
+    """The other thread sees the parameters themselves, and their hooks, while they are recorded in this one."""
     net = nn.Sequential(*[one for _ in range(4) for one in (nn.Linear(16, 16), nn.Tanh())]).to(DEVICE)
     parameters, x, forward = list(net.parameters()), inputs(1, 4, 16), cast("Any", type(net)).forward
 

@@ -102,7 +102,7 @@ def test_a_detached_result_beside_the_one_that_it_is_of(*, is_part: bool) -> Non
 
 
 def test_a_detached_result_on_an_attribute() -> None:
-    """As hooks keep what a layer gave."""
+    """Hooks keep the result of a layer in this way."""
     weight = torch.full((4,), 1.5, device=DEVICE, requires_grad=True)
     kept: dict[str, torch.Tensor] = {}
 

@@ -265,7 +265,7 @@ def test_a_graph_that_saved_a_gradient_keeps_it() -> None:
 
 @pytest.mark.parametrize("holds", ["nothing", "a gradient", "a view", "what is below", "all"])
 def test_watched_steps_free_the_gradients_that_they_drop(holds: str) -> None:
-    """As eager does; those that somebody has keep their values."""
+    """Eager steps do so, too. Gradients that somebody holds keep their values."""
     mine, step, theirs, eager = pair(plain_step)
     data = batches(3)
     step(*data[0]), eager(*data[0])  # looking at values, as run() does, has NumPy keep a storage from getting smaller

@@ -57,7 +57,7 @@ def test_random_programs_equal_their_eager_twins(part: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS, PARTS + 2))
 def test_random_programs_where_nobody_knows_what_is_written(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with graphs."""
+    """An engine that records graphs does not know it."""
     know_nothing_of_writes(monkeypatch)
     assert run_part(part).share() > 0.1
 

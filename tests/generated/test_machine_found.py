@@ -321,7 +321,7 @@ def test_one_tensor_given_twice_and_kept_is_the_callers(options: Any) -> None:
 @pytest.mark.parametrize("options", [{}, {"verify": "always"}, {"warmup": 2}], ids=str)
 @pytest.mark.parametrize("managed", [False, True])
 def test_one_tensor_given_twice_and_returned_is_the_callers(options: Any, managed: bool) -> None:
-    """Also from the recording call, and where the tensor is another function's output."""
+    """This holds for the result of the recording call, and where the tensor is another function's output."""
     make = capture(lambda x: x + 1) if managed else torch.clone
     body = capture(lambda x, y: (x, y, y.mul_(2)), **options)
     for _ in range(CALLS):

@@ -252,8 +252,8 @@ def moody(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("executes", [True, False] if EXECUTES else [False])
 def test_results_of_another_kind_than_in_the_watched_run(executes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As attention's operators give their seed on another device while capturing. What only a capture gives is none of
-    eager's results."""
+    """Operators for attention give their seed on another device while capturing. What only a capture gives is no result
+    of eager's."""
     if executes != EXECUTES:
         only_capture(monkeypatch)
     monkeypatch.setattr(sys.modules[__name__], "_runs", itertools.count())
@@ -440,7 +440,7 @@ def test_what_a_tensor_tells_python_and_the_key_leaves_out(name: str, static: bo
 
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_how_often_state_was_written_is_no_part_of_the_key() -> None:
-    """As code does that keeps something made of a parameter until that is written."""
+    """Code that keeps something made of a parameter until that is written asks for the number of writes."""
 
     class Cached:
         def __init__(self) -> None:
@@ -469,7 +469,7 @@ def test_attributes_that_a_later_call_has_are_there_while_recording() -> None:
 
 
 def test_a_run_that_counts_for_nothing_draws_no_host_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Python and NumPy: what only a capture drew is drawn again by the eager run in its place."""
+    """What only a capture drew from Python's and NumPy's generators is drawn again by the eager run in its place."""
     if EXECUTES:
         only_capture(monkeypatch)
 

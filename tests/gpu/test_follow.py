@@ -81,7 +81,7 @@ def test_what_differs_is_not_frozen(body: Callable[..., Any], first: int) -> Non
 
 @needs_cuda
 def test_memory_that_was_not_used_before() -> None:
-    """The same operators on another tensor, which nothing that is watched can name."""
+    """The body uses the same operators on another tensor, which nothing that is watched can name."""
     turn, hidden = Turn(), [rand(SIZE, seed=1), rand(SIZE, seed=2)]
     pick = dict(enumerate(hidden)).__getitem__
 

@@ -275,7 +275,7 @@ def test_numbers_converted_by_the_body(name: str) -> None:
 @may_fall_back
 @pytest.mark.parametrize("way", ["in place", "another"])
 def test_numbers_of_python_state_converted_by_the_body(way: str) -> None:
-    """The same of a number that the body finds by itself."""
+    """The body finds the number in Python state by itself."""
     scale = {"s": torch.tensor(1.7, dtype=torch.float64)}
 
     @capture

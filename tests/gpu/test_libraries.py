@@ -116,7 +116,7 @@ def test_memory_does_not_grow() -> None:
 
 @needs_cuda
 def test_memory_of_recordings_that_come_and_go() -> None:
-    """The same for functions that are recorded without a failure, their outputs held for a while."""
+    """Functions are recorded without a failure, and their outputs are held for a while."""
     held: list[Any] = []
 
     def use_once(number: int) -> None:

@@ -51,14 +51,14 @@ def _made_on_a_side_stream(rank: int) -> list[Any]:
 
 
 def test_ddp_made_on_a_side_stream(tmp_path: Path) -> None:
-    """It is recorded with every torch."""
+    """Such a step is recorded with every version of torch."""
     for (counts,) in two_ranks(_made_on_a_side_stream, tmp_path, device="cuda", seconds=120):
         assert counts.replays >= 4, counts
         assert counts.eager_calls == 0, counts
 
 
 def test_a_rank_that_falls_out(tmp_path: Path) -> None:
-    """As under gloo: a rank whose body raises or is stopped in its recording, or that gives up, hangs nobody."""
+    """A rank whose body raises, that is stopped in its recording, or that gives up, lets no other rank hang."""
     two_ranks(functools.partial(played, scenes=ONE_FALLS_OUT), tmp_path, device="cuda", seconds=120)
 
 

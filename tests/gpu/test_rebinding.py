@@ -153,7 +153,7 @@ def test_all_weights_of_a_small_llama() -> None:
 
 
 def test_data_is_replaced() -> None:
-    """The same tensor object on other memory."""
+    """The same tensor object lies on other memory."""
     block, twin = Block(1), Block(1)
     captured = capture(block)
     for i in range(10):
@@ -199,7 +199,7 @@ def test_views_inside_larger_storages() -> None:
 
 @pytest.mark.parametrize("shift", [1, 4, 16, 32])
 def test_an_address_with_another_alignment(shift: int) -> None:
-    """It is not bound: vectorised kernels were chosen for the alignment of the first."""
+    """Such an address is not bound: vectorised kernels were chosen for the alignment of the first one."""
     big = rand(64 * 64 * 3, seed=1)
     holder: Any = Holder(lambda self, x: x @ self.w + self.w.sum(), {"w": big[: 64 * 64].view(64, 64)})
     captured = capture(holder)
@@ -262,7 +262,8 @@ def test_static_arguments_that_move() -> None:
 
 @pytest.mark.parametrize("shift", [0, 16])
 def test_a_bound_argument_that_is_state_too(shift: int) -> None:
-    """It is aligned otherwise than the recorded one, so that a copy stands in for it: the copy would hide the write."""
+    """The argument is aligned otherwise than the recorded one, so that a copy stands in for it, which would hide the
+    write."""
     holder, twin = (types.SimpleNamespace(a=rand(32, seed=1)[16:]) for _ in range(2))
 
     @capture(inputs="bind")

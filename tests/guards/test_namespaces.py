@@ -47,7 +47,7 @@ def test_globals_by_names_that_are_computed(name: str) -> None:
 
 
 def test_a_namespace_that_generated_code_holds_is_read_by_names() -> None:
-    """As the guards that Dynamo makes in Python: behind a loader lies a whole session of tests."""
+    """Guards that Dynamo makes are such code, and behind a loader lies a whole session of tests."""
     module = _module()
     module.__loader__ = {number: [number] for number in range(60_000)}
     space: dict[str, Any] = {"held": vars(module)}

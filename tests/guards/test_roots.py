@@ -47,7 +47,7 @@ def _itself(value: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", [Kept, KeptByMethod])
 def test_a_weight_behind_a_reference(kind: type[Kept]) -> None:
-    """It is read where it is, and another one in its place shows in the next call."""
+    """The weight is read where it is, and another one in its place shows in the next call."""
     eager, mine = kind(), kind()
     captured = capture(mine)
     x = torch.ones(4, device=DEVICE)

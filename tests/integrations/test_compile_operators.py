@@ -23,7 +23,7 @@ from tests.support.rows import rand, same, warned
 
 
 def test_a_generator_that_is_an_input() -> None:
-    """As AOTAutograd passes them to ``graphsafe_run_with_rng_state``."""
+    """AOTAutograd passes generators to ``graphsafe_run_with_rng_state`` in this way."""
     graph = torch.fx.Graph()
     given, generator = graph.placeholder("x"), graph.placeholder("fwd_rng_state_0")
     drawn = graph.call_function(torch.ops.aten.bernoulli.default, (given,), {"generator": generator})

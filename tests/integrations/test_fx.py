@@ -107,7 +107,7 @@ def test_training() -> None:
 
 
 def test_forward_and_backward_graphs() -> None:
-    """As AOTAutograd hands them out."""
+    """The graphs are given as AOTAutograd hands them out."""
     made: list[CapturedGraph] = []
 
     def compiler(gm: Graph, inputs: Sequence[Any]) -> Any:

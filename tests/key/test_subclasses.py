@@ -223,7 +223,7 @@ def test_gradients_are_true_whatever_happens_between_steps(
 
 
 def test_gradients_that_nobody_takes_stay_in_the_pool(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of distributed parameters, too."""
+    """This holds for distributed parameters, too."""
     know_nothing_of_writes(monkeypatch)
     model = distribute_module(nn.Linear(6, 3).to(DEVICE), mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -183,7 +183,7 @@ def test_another_thread_has_a_way_of_its_own() -> None:
 
 
 def test_a_thread_that_works_for_others_uses_their_trees(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one of autograd's does, which runs the backward passes of all threads."""
+    """A thread of autograd's, for example, runs the backward passes of all threads."""
     mine = capture(scaled)
     x, y = tensors(0)
     for _ in range(4):

@@ -115,7 +115,7 @@ def test_what_lasts_and_what_cannot_change_is_replayed(name: str) -> None:
 
 
 def test_no_run_that_makes_a_coroutine_is_thrown_away() -> None:
-    """It would leave one that nobody awaits."""
+    """Such a run would leave a coroutine that nobody awaits."""
     f = capture(lambda x: (x + 1, awaited(x)))
     with pytest.warns(CaptureWarning, match="CG205"):
         found = [f(X)[1] for _ in range(4)]

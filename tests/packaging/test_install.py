@@ -78,7 +78,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_the_module_in_the_wheel_needs_libc_alone(wheel: Path, tmp_path: Path) -> None:
-    """So one wheel serves every torch, and ``auditwheel`` has nothing to copy into it."""
+    """One wheel serves every torch therefore, and ``auditwheel`` has nothing to copy into it."""
     with zipfile.ZipFile(wheel) as opened:
         (name,) = (name for name in opened.namelist() if name.endswith(".so"))
         module = opened.extract(name, tmp_path)

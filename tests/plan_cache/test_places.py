@@ -89,7 +89,7 @@ KINDS: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
 def test_what_is_no_plan_of_this_user_is_named_and_not_used(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """It neither blocks nor is it followed, and a good file takes its place where that is possible."""
+    """Such a file neither blocks nor is it followed, and a good file takes its place where that is possible."""
     if kind == "of somebody else" and os.geteuid() != 0:
         monkeypatch.setattr(os, "geteuid", lambda: 54321)  # we are somebody else, then
         monkeypatch.setattr(os, "chown", lambda *_: None)
@@ -174,7 +174,7 @@ def test_directories_are_made_for_their_user_alone(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_there_keeps_its_mode(directory: Path) -> None:
-    """It may hold other things, for others."""
+    """The directory may hold other things, for others."""
     directory.mkdir(mode=0o755)
     directory.chmod(0o755)
     run(plain)

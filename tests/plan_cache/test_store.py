@@ -122,7 +122,8 @@ def run_program(tmp_path: Path, num_others: int) -> dict[str, dict[str, Any]]:
 
 
 def test_a_second_process_runs_no_observation(tmp_path: Path, directory: Path) -> None:
-    """Also for arguments compared by identity and a module's method. What cannot be recorded is looked at once more."""
+    """This holds for arguments compared by identity and for a module's method, too. What cannot be recorded is looked
+    at once more."""
     first = run_program(tmp_path, 0)
     assert all(counters["observations"] >= 1 for counters in first.values())
     assert {name: counters["plans_loaded"] for name, counters in first.items()} == dict.fromkeys(first, 0)

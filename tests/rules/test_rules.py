@@ -143,7 +143,7 @@ def test_the_rule_of_an_installed_package_is_found(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.usefixtures("_fresh_rules")
 def test_metadata_is_not_parsed_where_no_package_adds_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is what a first call would wait for longest."""
+    """A first call would wait longer for that than for anything else."""
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: pytest.fail("parsed"))
     assert all_rules() == RULES
 

@@ -387,7 +387,7 @@ def test_threads_give_up_together() -> None:
 
 
 def test_what_is_replayed_in_one_thread_is_recorded_in_others() -> None:
-    """Also after the function has given up, as sizes that came only once have used up its budget."""
+    """This holds after the function has given up, too, as where sizes that came only once have used up its budget."""
     function = capture(scaled)
 
     def work() -> None:

@@ -272,7 +272,7 @@ def test_global_counter() -> None:
 
 
 def test_counter_while_another_thread_runs() -> None:
-    """It would see numbers that were put there to find out what comes of them."""
+    """The other thread would see numbers that are put there to find out what comes of them."""
     with recorded_in_a_thread() as seen:
 
         def program(wrap: Wrap) -> Step:

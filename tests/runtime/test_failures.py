@@ -179,7 +179,7 @@ def test_the_traceback_shows_the_users_line(phase: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:CG904")  # where the recording run is not the call, that it raised is said
 def test_a_raise_in_the_recording_run_alone() -> None:
-    """It comes out where that run is the call. Else nothing has happened yet, and the call is eager's."""
+    """The exception comes out where that run is the call. Else nothing has happened yet, and the call is eager's."""
     used: list[bool] = []
     hidden = {"raises": noted([False, True, *[False] * 20], used)}
 

@@ -275,7 +275,7 @@ def use_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("beside_a_device", [False, True])
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_a_child_goes_on_in_the_body(monkeypatch: pytest.MonkeyPatch, beside_a_device: bool) -> None:
-    """It returns from the call that forked as from an eager one, and records anew."""
+    """The child returns from the call that forked as from an eager one, and records anew."""
     if beside_a_device:
         use_a_device(monkeypatch)
 

@@ -19,7 +19,7 @@ from tests.support.raising import Gate, Trigger, Trouble
 def test_a_body_that_raises_leaves_the_grad_mode_that_it_set(
     phase: str, was: bool, trained: str, kind: type[BaseException]
 ) -> None:
-    """As eager code does, that sets it without a ``with``."""
+    """Eager code that sets the mode without a ``with`` does the same."""
     weight = torch.ones(3, requires_grad=True)
     trigger = Trigger(PHASES[phase])
     gate = Gate(trigger, kind())

@@ -248,7 +248,8 @@ def test_alone_nothing_is_taken_for_another_threads(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("has_others", [False, True])
 def test_an_idle_thread_of_c_drew_nothing(monkeypatch: pytest.MonkeyPatch, has_others: bool) -> None:
-    """As one of autograd's, in which a hook of the user's ran once: what was drawn meanwhile is the body's own."""
+    """The thread is one of autograd's, in which a hook of the user's ran once: what was drawn meanwhile is the body's
+    own."""
     seen, go_on, known = threading.Event(), threading.Event(), list[threading.Thread]()
 
     def be_seen() -> None:
@@ -280,7 +281,8 @@ def aliased() -> Callable[[Tensor], Tensor]:
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["random", "numpy"])
 def test_other_threads_draw_from_the_hosts_generators(draw: Callable[[], float]) -> None:
-    """As requests and loaders do: no body is eager for it. One that may draw itself still is, under whatever name."""
+    """Requests and loaders do so: no body is eager for it. A body that may draw itself still is, under whatever
+    name."""
     with drawing(lambda: torch.tensor(draw())), warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         f, x = capture(plain, name="f"), torch.ones(3)

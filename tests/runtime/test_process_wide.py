@@ -90,7 +90,7 @@ def test_nothing_is_another_while_a_body_runs(body: Callable[[Tensor], Tensor]) 
 
 
 def test_warnings_of_other_threads_stay_warnings() -> None:
-    """Also of those that put the filters back that they found."""
+    """This holds for threads that put the filters back that they found, too."""
     stop, raised, before = threading.Event(), list[Warning](), list(warnings.filters)
 
     def other() -> None:
@@ -185,7 +185,7 @@ def test_a_call_that_warns_and_raises_says_nothing(capfd: pytest.CaptureFixture[
 
 
 def test_a_python_function_that_calls_into_c() -> None:
-    """It runs with the values its module has, its defaults and its closure."""
+    """The function runs with the values its module has, its defaults and its closure."""
     factor = 3
 
     def outer(x: Tensor, *, shift: int = 1) -> Tensor:
@@ -251,7 +251,7 @@ def test_the_collector_is_left_alone(disabled: bool, monkeypatch: pytest.MonkeyP
 
 
 def test_garbage_is_collected_while_a_body_is_recorded() -> None:
-    """Of this library's own recordings, too: their memory is taken again only where nobody can notice."""
+    """Recordings of this library are collected, too: their memory is taken again only where nobody can notice."""
 
     def garbage() -> None:
         g = capture(lambda x: (x * 2, x + 1), name="g")
@@ -275,7 +275,7 @@ def test_garbage_is_collected_while_a_body_is_recorded() -> None:
 
 
 def test_modes_that_a_signal_left_open_are_closed() -> None:
-    """It came between the end of a ``with`` block and the mode's own."""
+    """The signal came between the end of a ``with`` block and the mode's own."""
     around, depth = Surroundings(), dispatch_mode_depth()
     modes = [TorchDispatchMode(), TorchDispatchMode()]
     for mode in modes:

@@ -60,7 +60,7 @@ def is_given_up(node: Node) -> bool:
 
 @pytest.mark.parametrize("body", [plain, with_a_break])
 def test_the_collector_drops_what_is_about_to_run(body: Callable[[Tensor], Tensor]) -> None:
-    """As where an instance dies in a cycle, whose recordings go with it, and those that other threads asked for."""
+    """An instance that dies in a cycle takes its recordings with it, also those that other threads asked for."""
     function, x = capture(body), torch.full((4, 4), 0.1)
     expected, dropped = body(x), []
 
@@ -134,7 +134,7 @@ def test_dropped_between_forward_and_backward() -> None:
 
 
 def test_stopped_while_a_recording_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is given up whole, and the interrupt comes out then."""
+    """The recording is given up as a whole, and the interrupt comes out then."""
     function, x = capture(plain), torch.ones(4, 4)
     with torch.no_grad():
         expected = plain(x)

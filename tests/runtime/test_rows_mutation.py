@@ -223,7 +223,7 @@ def test_row_123_storage_of_a_parameter_exchanged(how: str) -> None:
 
 @torch.no_grad()
 def test_a_tensor_set_to_a_storage_is_a_view_of_its_owner() -> None:
-    """As recurrent layers make them of weights that do not lie in one piece."""
+    """Recurrent layers make such views of weights that do not lie in one piece."""
 
     class Looking(nn.Module):
         def __init__(self) -> None:

@@ -151,7 +151,7 @@ def test_a_mistake_of_the_library_costs_no_call(monkeypatch: pytest.MonkeyPatch)
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # weak references' callbacks let none out
 def test_timeouts_by_signals() -> None:
-    """As servers stop requests: the exception comes out, and nothing is wrong afterwards."""
+    """Servers stop requests in this way: the exception comes out, and nothing is wrong afterwards."""
     came_out = 0
 
     def ring(number: int, frame: FrameType | None) -> None:

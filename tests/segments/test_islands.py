@@ -278,7 +278,7 @@ def test_looking_ahead_leaves_no_trace_in_python() -> None:
 
 
 def test_what_raised_is_let_go_with_its_error() -> None:
-    """As in eager code, without waiting for the collector, since memory of a device may be short meanwhile."""
+    """Eager code does so, too, without waiting for the collector, since memory of a device may be short meanwhile."""
     held: list[weakref.ref[Any]] = []
     due: list[int] = []
 

@@ -151,7 +151,7 @@ def test_a_module_with_a_read() -> None:
 
 
 def test_one_form_of_two_branches() -> None:
-    """The same tensors are saved by both, and the gradients are others."""
+    """Both branches save the same tensors, and their gradients differ."""
     mine, theirs = twins(lambda: Wrapped(Three()))
 
     @capture

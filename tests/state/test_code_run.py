@@ -81,7 +81,7 @@ def test_only_code_of_the_body_is_noted_in_a_watched_run() -> None:
 
 
 def test_reading_source_text_for_a_stack_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch does where it makes fake tensors: which files are read depends on what was read before."""
+    """torch reads it where it makes fake tensors; which files are read depends on what was read before."""
     monkeypatch.setattr(linecache, "cache", {})
 
     def body(x: torch.Tensor) -> torch.Tensor:

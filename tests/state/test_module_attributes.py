@@ -164,7 +164,7 @@ def test_a_switch_back_and_forth_keeps_both_recordings() -> None:
 
 
 def test_a_switch_in_every_call_replays_both_ways() -> None:
-    """As where a policy and its reference, which is the same model with its adapters off, take turns."""
+    """A policy and its reference, which is the same model with its adapters off, take turns like this."""
     counted = _switched(10, 2)
     assert (counted.recordings, counted.eager_calls) == (2, 0)
     assert counted.replays >= 4
@@ -240,7 +240,7 @@ def test_a_value_that_is_another_in_every_call_ends_in_eager_calls() -> None:
 
 
 def test_the_bodys_own_compiler_is_not_in_the_way() -> None:
-    """It gives up at classes with a ``__getattribute__`` of their own."""
+    """The compiler gives up at classes with a ``__getattribute__`` of their own."""
     net = Net().eval()
     compiled = torch.compile(net, backend="eager", fullgraph=True)
     captured = capture(lambda x: compiled(x))

@@ -94,7 +94,7 @@ def test_row_101_output_that_is_an_input_is_the_callers_own() -> None:
 
 
 def test_row_101_view_of_an_input_with_an_offset() -> None:
-    """The same for an input that is itself a view at another offset in each call."""
+    """The input is itself a view, at another offset in each call."""
 
     @capture
     def f(x: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def test_other_threads_keep_theirs() -> None:
 
 
 def test_outputs_live_on() -> None:
-    """Of a thread that ended, while others record and more garbage is made."""
+    """Outputs of a thread that ended stay valid while others record and more garbage is made."""
     f = capture(lambda x: (x * 2, x + 1), name="f")
 
     def calls(value: float) -> list[Any]:
