@@ -278,12 +278,12 @@ class Optimizers:
         there = {id(tensor) for owners in before.tensors.values() for _, tensor in owners}
         there |= self.parameter_ids()
         there.difference_update(stand_ins)
-        there -= {id(one()) for one in self._parameters}
+        there -= {id(parameter()) for parameter in self._parameters}
         owners = {id(tensor): several for several in before.tensors.values() for _, tensor in several}
-        for key, one in candidates.items():
+        for key, candidate in candidates.items():
             if key in there:
-                sources = [source for source, tensor in owners.get(key, ()) if tensor is one]
-                self._parameters.append(reference_to(one, sources))
+                sources = [source for source, tensor in owners.get(key, ()) if tensor is candidate]
+                self._parameters.append(reference_to(candidate, sources))
 
     def parameter_ids(self) -> set[int]:
         """``id`` of the parameters of all optimizers that were found."""
@@ -367,23 +367,23 @@ def reach_of_step(
     is_own = kind.__module__.startswith("torch.optim.") and kind.step.__module__.startswith("torch.optim.")
     if not is_own or not isinstance(optimizer, torch.optim.Optimizer) or has_hooks(optimizer):
         return None
-    found: dict[int, Any] = {id(optimizer): optimizer}
+    reached: dict[int, Any] = {id(optimizer): optimizer}
     stack: list[Any] = [optimizer.__dict__]
     while stack:
-        one = stack.pop()
-        if id(one) in found:
+        value = stack.pop()
+        if id(value) in reached:
             continue
-        found[id(one)] = one
-        if isinstance(one, dict):
-            stack += one.values()
-            stack += [key for key in one if isinstance(key, torch.Tensor)]
-        elif isinstance(one, (list, tuple)):
-            stack += one
-        elif isinstance(one, torch.Tensor) and one.is_leaf and one.grad is not None:
-            stack.append(one.grad)
-    if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in found.values()):
+        reached[id(value)] = value
+        if isinstance(value, dict):
+            stack += value.values()
+            stack += [key for key in value if isinstance(key, torch.Tensor)]
+        elif isinstance(value, (list, tuple)):
+            stack += value
+        elif isinstance(value, torch.Tensor) and value.is_leaf and value.grad is not None:
+            stack.append(value.grad)
+    if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in reached.values()):
         return None
-    return found
+    return reached
 
 
 def is_stand_in(value: Any) -> bool:

@@ -79,7 +79,7 @@ def hooks_of_accumulation(leaf: torch.Tensor) -> list[int]:
         return []
     with torch.inference_mode(mode=False), torch.enable_grad():
         node: Any = leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    return [number for one in gc.get_referents(node) if isinstance(one, dict) for number in (-1, *one)]
+    return [number for table in gc.get_referents(node) if isinstance(table, dict) for number in (-1, *table)]
 
 
 def add_prehook(node: Any, hook: Callable[..., Any]) -> Any:
