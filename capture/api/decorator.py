@@ -616,6 +616,11 @@ def captured_states(target: Any) -> list[Captured]:
     """
     if isinstance(target, torch.nn.Module):
         if _handle_of(target.forward) is None:
+            if "_orig_mod" in target._modules:
+                raise AnnotationError(
+                    "this module is compiled, and a captured forward inside of it is compiled with the rest; to record "
+                    "what the compiler made, capture a function that calls it: capture(lambda x: compiled(x))"
+                )
             raise AnnotationError(
                 f"forward of this {type(target).__qualname__} is not captured; capture(module) first: that holds for"
                 " one instance, and is no part of a file that it is saved to"

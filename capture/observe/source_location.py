@@ -27,6 +27,7 @@ _OWN = (
 _DEF = re.compile(r"\s*(async\s+)?def\b")
 _DECORATOR_LINES = 60
 """Lines that decorators may take, at most, above the ``def`` that is looked for."""
+_OF_COMPILER = "<eval_with_key>"  # code that Dynamo and torch.fx make
 _cache: dict[tuple[str, int, str], CodeLocation] = {}
 _places: dict[tuple[int, int], tuple[CodeLocation, types.CodeType]] = {}
 """By ``id`` of the code, which is kept, and the instruction: finding the line takes longer than all the rest."""
@@ -47,22 +48,25 @@ _written: dict[str, Mapping[int, tuple[str, int, str]]] = {}
 
 
 def is_users(file: str) -> bool:
-    """Whether it is neither torch's nor this library's."""
+    """Whether it is neither torch's nor this library's, nor made by the compiler."""
     known = _users.get(file)
     if known is None:
-        known = _users[file] = not file.startswith(_OWN) and not file.startswith("<capture")
+        is_generated = file.startswith(("<capture", _OF_COMPILER)) and file not in _written
+        known = _users[file] = not file.startswith(_OWN) and not is_generated
     return known
 
 
 def note_generated(file: str, lines: Mapping[int, tuple[str, int, str]]) -> None:
     """Messages about lines of generated code are to name the user's: file, line and function."""
     _written[file] = lines
+    _users.pop(file, None)
     _places.clear()
 
 
 def forget_generated(file: str) -> None:
     """The generated code is gone."""
     _written.pop(file, None)
+    _users.pop(file, None)
     _places.clear()
 
 

@@ -61,10 +61,15 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
                 yield _noted(info)
     unknown = [info for info in case.facts.placeholders if info.kind == "implicit" and info.owner == "unknown"]
     if unknown:  # one stands for all
-        yield _unknown(unknown[0], len(unknown), communicates=bool(case.facts.collectives))
+        is_of_torch = case.facts.function.startswith("torch.")  # what was captured is a method that torch made or has
+        yield _unknown(unknown[0], len(unknown), communicates=bool(case.facts.collectives), is_of_torch=is_of_torch)
 
 
-def _unknown(info: PlaceholderInfo, count: int, *, communicates: bool) -> Finding:
+_PASSED = ("pass it as an argument  (one copy a call)", "keep it on an attribute of self  (no cost)")
+_AROUND = ("capture a function that calls the compiled module: capture(lambda x: compiled(x))  (no cost)",)
+
+
+def _unknown(info: PlaceholderInfo, count: int, *, communicates: bool, is_of_torch: bool) -> Finding:
     buckets = "wrap with DistributedDataParallel(gradient_as_bucket_view=True), if it is that  (no cost)"
     code = info.first_use.code if info.first_use is not None else ""
     scaler = "compute in bfloat16, which needs no gradient scaler, if it is a scaler's  (another type)"
@@ -75,8 +80,7 @@ def _unknown(info: PlaceholderInfo, count: int, *, communicates: bool) -> Findin
         fix=(
             *([buckets] if communicates else []),
             *([scaler] if "scale" in code else []),
-            "pass it as an argument  (one copy a call)",
-            "keep it on an attribute of self  (no cost)",
+            *(_AROUND if is_of_torch else _PASSED),
         ),
         where=info.first_use,
         path=info.path,

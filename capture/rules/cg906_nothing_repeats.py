@@ -51,7 +51,7 @@ _FIXES = {
     "object": "make the object once and keep it, instead of a new one in every call  (no cost)",
     "function": "capture it once, before the loop, and call what capture gave  (no cost)",
     "schedule": "call the schedule's step() after the captured function  (no cost)",
-    "state": "keep what does not change in calls, and pass what does as a tensor  (one small copy a call)",
+    "state": "write into one tensor, x.copy_(...) or x[at] = ..., where it is a new one in each call  (one copy)",
 }
 _ALWAYS = "capture a part of the function that does not depend on it  (no cost)"
 

@@ -122,6 +122,22 @@ def captured_in_every_call() -> Any:
     return captured
 
 
+def around_a_compiled_module() -> Any:
+    compiled = torch.compile(net(), backend="eager")
+    return of_one(lambda x: compiled(x))
+
+
+@mistake(around_a_compiled_module)
+def compiled_module_of_torch() -> Any:
+    """Its parameters are reached through the compiler alone, as a ``Sequential`` is no module of the user's."""
+    return calls(capture(torch.compile(net(), backend="eager")))
+
+
+@mistake(around_a_compiled_module)
+def recordings_of_a_compiled_module() -> Any:
+    return recordings(calls(torch.compile(capture(net()), backend="eager")))
+
+
 @mistake(lambda: calls(capture(torch.vmap(f))))
 def inside_of_a_transform() -> Any:
     captured = capture(f)
@@ -239,6 +255,37 @@ class Averaging(nn.Module):
 @mistake(lambda: calls(Averaging(in_a_tensor=True)))
 def average_kept_as_a_number() -> Any:
     return calls(Averaging(in_a_tensor=False), 24)
+
+
+class Growing(nn.Module):
+    """A cache of keys that gets one row in each call."""
+
+    def __init__(self, *, rows: int) -> None:
+        super().__init__()
+        self.keys = torch.zeros(max(rows, 1), 8)
+        self.in_place = rows > 0
+
+    @override
+    @capture
+    def forward(self, x: Tensor, at: Tensor) -> Tensor:
+        if self.in_place:
+            self.keys.index_copy_(0, at, x)
+        else:
+            self.keys = torch.cat([self.keys, x])
+        return torch.relu(self.keys).sum(0)
+
+
+def grown(*, rows: int) -> Any:
+    cache = Growing(rows=rows)
+    with torch.no_grad():
+        for index in range(24):
+            cache(torch.randn(1, 8), torch.tensor([index]))
+    return cache
+
+
+@mistake(lambda: grown(rows=24))
+def cache_that_grows() -> Any:
+    return grown(rows=0)
 
 
 def named(number: Callable[[int], str]) -> Any:
