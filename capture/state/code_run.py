@@ -21,7 +21,7 @@ from capture.torch_private.dynamo import AROUND_COMPILED, COMPILE, RUN_COMPILED
 from capture.torch_private.operators import RULES_OF_MODES
 
 _NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE, _OPERATORS = range(6)  # as in ``native/code_watch.c``
-_CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing")
+_CALLS_BODIES = ("api", "autograd", "integrations", "key", "runtime", "state", "testing")
 """Folders of this library whose functions call users' code: that code counts again."""
 _RUN_OPERATORS = ("capture.engines.", "capture.observe.dispatch_mode")
 _ISLANDS = "capture.observe.islands"
