@@ -2,7 +2,7 @@
 
 They are not where the body is short, or where a replay goes through Python. After ``AFTER`` replays ``BODIES`` calls
 run the body in their place, and of each the second shortest is compared. Where the two are close, both are measured
-again in turn, up to ``ROUNDS`` rounds, and the second shortest of all rounds is compared: caches, clock rates and other
+again in turn, up to ``ROUNDS`` rounds, and the longest of the shortest sixth is compared: caches, clock rates and other
 programs change within a second, and where the times are close, measuring for longer costs little.
 The calling thread does all work of the CPU engine, so there its **own time** counts: another program that has the
 processor meanwhile changes nothing. Where a GPU works, the host waits for it, and the time of the clock counts.
@@ -33,7 +33,7 @@ BODIES = 10
 """Runs of the body that are measured: Python runs code that is new for some eight times before it is at its fastest."""
 ROUNDS = 3
 """How often replays and bodies are measured in turn, at most."""
-CLEAR = 0.7, 1.5
+CLEAR = 0.7, 1.3
 """Where a replay takes less than the first, or more than the second, times the body's time, one round is enough."""
 _SHARE, _LEAST = 0.02, 5e-6  # a replay may take this share more than the body, or so many seconds
 _AROUND = 3e-6  # seconds that a call takes besides its replay
@@ -172,7 +172,7 @@ class Payoff:
 
 
 def _usual(seconds: Sequence[float]) -> float:
-    return sorted(seconds)[:2][-1] if seconds else 0.0
+    return sorted(seconds)[: 2 + max(0, len(seconds) // 6 - 1)][-1] if seconds else 0.0
 
 
 _KINDS = frozenset([torch.Tensor, torch.nn.Parameter])

@@ -112,9 +112,9 @@ def after_rounds(replays: Sequence[float], bodies: Sequence[float]) -> Payoff:
         ([20, 0, 0], [40, 0, 0], 1, True),
         ([80, 0, 0], [40, 0, 0], 1, False),
         ([45, 45, 45], [40, 40, 40], ROUNDS, False),
-        ([55, 35, 55], [40, 60, 40], ROUNDS, True),
-        ([55, 25, 0], [40, 40, 0], 2, True),
-        ([44, 60, 44], [60, 30, 30], ROUNDS, False),
+        ([50, 35, 50], [40, 60, 40], ROUNDS, True),
+        ([50, 25, 0], [40, 40, 0], 2, True),
+        ([38, 60, 38], [52, 30, 30], ROUNDS, False),
     ],
 )
 def test_what_is_close_is_measured_again(
