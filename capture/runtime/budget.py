@@ -281,6 +281,14 @@ class Budget:
         self.debt, self.gave_up = min(self.debt, self.most - LOOK), False
         return True
 
+    def refuses(self, key: Any) -> bool:
+        """The function gave up, and no call had this key: ``allows`` would say no, whatever else is known."""
+        if not self.gave_up or hash(key) in self._seen:
+            return False
+        self._pay()
+        self._note(key)
+        return True
+
     def _is_frequent(self, key: Any, among: int) -> bool:
         """Whether it was the key of one of so many calls before, of those that were looked at. Of more keys that come
         in turn few can be recorded."""

@@ -283,6 +283,8 @@ def _eager(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
 
 def _prepare(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf]) -> Reply:
     """A cold or warm entry has nothing to replay yet."""
+    if entry.phase == "cold" and captured.budget.refuses(entry.key):  # to look at state takes longer than many a body
+        return done(run_without_key(captured, entry, captured.call(values, leaves, entry)))
     if tells_apart(captured, entry, entry.places):
         return START_OVER
     bound, backend = captured.call(values, leaves, entry), engine_of(captured, entry, leaves)
