@@ -7,6 +7,7 @@ eager does from there.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import signal
@@ -349,11 +350,34 @@ def prefixes(world: World, body: str) -> list[Any]:
             if not over:
                 found.append(twin.state())
         at += 1
+    found += _between_gradients(world, body)
     twin = _twin(world)
     set_rng_state(generator)
     used(body, twin, twin.x)
     found.append(twin.state())
     set_rng_state(generator)
+    return found
+
+
+class _InZeroGrad(Stopping):
+    """Raises at a line of the optimizer's ``zero_grad``: it drops one gradient after another, by no operator."""
+
+    @override
+    def _called(self, frame: types.FrameType, event: str, arg: Any) -> Any:
+        return self._line if frame.f_code.co_qualname == "Optimizer.zero_grad" else None
+
+
+def _between_gradients(world: World, body: str) -> list[Any]:
+    """States in which some of the gradients are gone."""
+    found, over = list[Any](), False
+    while world.optimizer is not None and not over:
+        twin, generator = _twin(world), rng_state()
+        stopping = _InZeroGrad(len(found) + 1, Stopped, lines=True)
+        with contextlib.suppress(Stopped), stopping:
+            used(body, twin, twin.x)
+        set_rng_state(generator)
+        over = stopping.count <= len(found)
+        found.append(twin.state())
     return found
 
 
