@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from capture.core import slow_calls
 from capture.core.facts import Draw, HostWork, Mutation, MutationEvidence
-from capture.key.tensor_meta import is_in_order, is_part_of_one, memory_of, storage_of
+from capture.key.tensor_meta import is_in_order, is_part_of_one, memory_of, span_bytes, storage_of
 from capture.observe import operator_schema, returned_value, source_location
 from capture.observe.break_notes import BreakNotes
 from capture.observe.operator_schema import (
@@ -170,8 +170,8 @@ class ObserveMode(BreakNotes):
         for tensor, storage in zip(inputs, storages, strict=True):
             if not lifted or self.before.is_within_reach(storage):
                 self._see_input(tensor, storage, op_traits)
-        if lifted and self._is_lent(inputs[0]):
-            self.trace.work.append(HostWork(op=op_traits.name, kind="array", where=self._line()))
+        if lifted and self._is_lent(inputs[0]) and (given := self._of_array(op_traits, inputs[0])) is not None:
+            return self._watch_any(torch.ops.aten.alias.default, (given,), {})
         self._see_host(op_traits, args, kwargs, inputs, devices)
         if op_traits.collective or (op_traits.base == "wait_tensor" and not self.made(inputs[0])):
             self.trace.add_collective(op, op_traits, (args, kwargs), inputs, self._line())
@@ -302,6 +302,37 @@ class ObserveMode(BreakNotes):
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or self._is_known(tensor):
             return False
         return not tensor.untyped_storage().resizable()
+
+    def _of_array(self, op: OperatorTraits, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The argument that a tensor made of an array is. Other arrays no replay reads."""
+        given = self._given_array(tensor)
+        if given is None:
+            self.trace.work.append(HostWork(op=op.name, kind="array", where=self._line()))
+        return given
+
+    def _given_array(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The argument, or the part of it, on whose memory a tensor was made of an array."""
+        for given in self.arrays_given:
+            first, at = given.data_ptr(), tensor.data_ptr()
+            if given.dtype != tensor.dtype or not (first <= at < first + span_bytes(given)):
+                continue
+            if at == first and given.shape == tensor.shape and given.stride() == tensor.stride():
+                return given
+            begin = (at - first) // given.element_size()
+            if (at - first) % given.element_size() or not (given.is_contiguous() and tensor.is_contiguous()):
+                return None
+            if begin + tensor.numel() > given.numel():
+                return None
+            return self._part(given, begin, tensor)
+        return None
+
+    def _part(self, given: torch.Tensor, begin: int, tensor: torch.Tensor) -> torch.Tensor:
+        flat = self._watch_any(torch.ops.aten.view.default, (given, [given.numel()]), {})
+        if tensor.numel() != given.numel():
+            part = (flat, 0, begin, begin + tensor.numel())
+            flat = self._watch_any(torch.ops.aten.slice.Tensor, part, {})
+        found: torch.Tensor = self._watch_any(torch.ops.aten.view.default, (flat, list(tensor.shape)), {})
+        return found
 
     def _is_constant(self, tensor: torch.Tensor) -> bool:
         """Whether the body made it from constants alone, as far as operators show."""

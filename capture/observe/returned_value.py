@@ -39,7 +39,8 @@ _BETWEEN = (
     *[_TORCH + name.removeprefix("torch.").replace(".", os.sep) + ".py" for name in FUNCTION_MODES],
 )
 """What runs between a body and an operator: a watch, and modes such as a default device."""
-_BODY_RUNS_IN = tuple([_HERE + name for name in ("state/call.py", "key/signature.py", "key/input_places.py")])
+_CALL_BODIES = ("state/call.py", "key/signature.py", "key/input_places.py", "key/array_inputs.py")
+_BODY_RUNS_IN = tuple([_HERE + name for name in _CALL_BODIES])
 RETURNED = "returned as "
 """``Facts.reads`` has such a value with this prefix."""
 _KINDS: dict[str, Any] = {"float": float, "int": int, "bool": bool}

@@ -19,6 +19,7 @@ from attrs import define, evolve, field
 from capture.core import forks
 from capture.core.facts import Effect, HostWork
 from capture.core.interrupts import is_interrupt
+from capture.key import array_inputs
 from capture.key.pytree import PLAIN_TYPES
 from capture.native import native
 from capture.observe import host_draws, islands, shared_casts, source_location, written_lines
@@ -191,6 +192,7 @@ def _run_watched(
     hide_from_compiler()
     watched.versions = _versions(arguments, before)
     watch.begin(arguments)
+    watch.arrays_given = array_inputs.given(call.binder, values)
     if watch.keep_undo:
         watched.states = _generator_states(watched)
     watched.positions = host_draws.positions(before)

@@ -61,6 +61,8 @@ class RunNotes(HigherOrderMode):
         self.thread = threading.get_ident()
         self.looks_away = False
         """What runs is no part of the body."""
+        self.arrays_given: list[torch.Tensor] = []
+        """Tensors that the body got as arrays."""
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
         self._operator: str | None = "code outside of operators"

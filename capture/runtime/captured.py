@@ -23,6 +23,7 @@ from capture.core.facts import Facts
 from capture.core.findings import SETTLING, Finding, Severity, by_cause
 from capture.core.options import Annotation
 from capture.core.plan import CapturePlan
+from capture.key.array_inputs import as_arrays, with_arrays, with_tensors
 from capture.key.code_names import NamedKey, part_of
 from capture.key.input_places import InputPlace, with_places
 from capture.key.modes import Here
@@ -163,6 +164,10 @@ class Captured:
     """By thread, the caller's own values in a call by a fast path that has other numbers."""
     decisions_left: int = field(default=MOST_PROOFS, init=False)
     """How many more attempts may be made to find out."""
+    plain_binder: Binder | None = field(default=None, init=False)
+    """Where arrays are inputs, the binder of calls with arrays."""
+    arrays_left: int = field(default=MOST_PROOFS, init=False)
+    """How many more attempts may be made to find out whether they can be."""
     deaths_seen: int = field(default=0, init=False)
     """How many objects in keys had died when families were last searched for them."""
     trial: Trial | None = field(default=None, init=False)
@@ -210,6 +215,8 @@ class Captured:
             made = make_binder(
                 signature_of(self.function, method=self.receiver is not None), formed=sees_form(self.function)
             )
+            if self.plain_binder is not None:
+                self.plain_binder, made = made, with_arrays(made)
             self.binder = with_places(made, self.binder.places)
         return self.binder.values(*args, **kwargs)
 
@@ -230,8 +237,25 @@ class Captured:
         places = [one for one in places if one.key() not in known]
         self.binder = with_places(self.binder, places)
 
+    def take_arrays(self) -> None:
+        """Arrays are inputs from now on."""
+        self.plain_binder = self.binder
+        self.binder = with_arrays(self.binder)
+
+    def give_arrays_back(self) -> None:
+        """They are part of the key again, and stay it."""
+        assert self.plain_binder is not None
+        self.binder = with_places(self.plain_binder, self.binder.places)
+        self.plain_binder, self.arrays_left = None, 0
+
     def completed(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values of a call that was bound before places were added."""
+        has_arrays = self.plain_binder is not None
+        count = len(self.binder.names) - len(self.binder.places) - has_arrays
+        if has_arrays and len(values) == count:
+            values = with_tensors(values)
+        elif not has_arrays and len(values) == count + 1 + len(self.binder.places) and not self.arrays_left:
+            values = (*as_arrays(values[:count], values[count]), *values[count + 1 :])
         places, missing = self.binder.places, len(self.binder.names) - len(values)
         return (*values, *[place.read() for place in places[len(places) - missing :]]) if missing else values
 

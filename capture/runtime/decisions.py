@@ -210,7 +210,7 @@ def hold(captured: Captured, entry: Entry, bound: Call) -> bool:
     decisions: Decisions | None = captured.decisions
     if decisions is None or entry.asks_no_more or not decisions.parts(bound.values):
         return True
-    if entry.facts is None or _calls_out(entry.facts):
+    if entry.facts is None or calls_out(entry.facts):
         decisions.forbid(bound.values)
         return False
     is_enough = _learned(captured, bound, decisions)
@@ -250,7 +250,7 @@ def _varying(
     for other in entries[::-1] if len(entries) <= _MOST_ENTRIES else ():
         if other is entry or other.phase not in ("warm", "ready") or other.region is not None or other.facts is None:
             continue
-        if _calls_out(other.facts) or len(other.key) != len(entry.key):
+        if calls_out(other.facts) or len(other.key) != len(entry.key):
             continue
         ours, theirs = entry.key[1], other.key[1]
         if len(ours) != len(theirs):
@@ -352,10 +352,11 @@ class _Seen:
 
     def is_like(self, other: _Seen) -> bool:
         """They did the same."""
-        return _compared(self.facts) == _compared(other.facts) and self.amounts == other.amounts
+        return compared(self.facts) == compared(other.facts) and self.amounts == other.amounts
 
 
-def _compared(facts: Facts) -> tuple[Any, ...]:
+def compared(facts: Facts) -> tuple[Any, ...]:
+    """Equal where two runs did the same."""
     outputs = [(one.compared, one.tensor) for one in facts.outputs]
     draws = [(one.generator, one.op, one.count) for one in facts.draws]
     effects = [one.compared for one in facts.effects]
@@ -396,7 +397,7 @@ def _proof(captured: Captured, call: Call, decisions: Decisions) -> _Proof | Non
     plainly = evolve(call)
     plainly.amounts = added.amounts(plainly)
     plain = _watched(captured, plainly, {})[1].facts
-    return _Proof(asked, first.amounts, is_enough=not left and _compared(plain) == _compared(first.facts))
+    return _Proof(asked, first.amounts, is_enough=not left and compared(plain) == compared(first.facts))
 
 
 def _watched(captured: Captured, call: Call, given: Mapping[int, Number]) -> tuple[ObservedRun, DescribedRun]:
@@ -428,9 +429,8 @@ def _seen(captured: Captured, call: Call, positions: Sequence[int], numbers: Seq
     with_notes.amounts = _noted_amounts(with_notes, noting, numbers, positions, amounts)
     watched, described = _watched(captured, with_notes, dict(zip(positions, numbers, strict=True)))
     facts = described.facts
-    others = noting.is_read or facts.gradients or _calls_out(facts) or reads_in_c(watched.ran)
-    # after another value that is read the body may do more with them
-    others = others or len(facts.reads) != len(facts.breaks) or any(map(_is_compared, facts.reads, facts.breaks))
+    others = noting.is_read or facts.gradients or calls_out(facts) or reads_in_c(watched.ran)
+    others = others or may_go_another_way(facts)
     others = others or any(effect.kind in ("python", "container", "call") for effect in facts.effects)
     left = [leaf.value for effect in described.effects for leaf in effect.leaves]
     left += [leaf for _, leaf in pytree.result_leaves(watched.result)]
@@ -439,9 +439,14 @@ def _seen(captured: Captured, call: Call, positions: Sequence[int], numbers: Seq
     return _Seen(facts, noting, not others, amounts)
 
 
-def _calls_out(facts: Facts) -> bool:
+def calls_out(facts: Facts) -> bool:
     """An undone run would wait for other ranks, or call islands, of which not all can be undone."""
     return bool(facts.collectives) or not all(one.is_undoable for one in facts.islands)
+
+
+def may_go_another_way(facts: Facts) -> bool:
+    """Whether the host read values other than to return or keep them: after another one the body may do more."""
+    return len(facts.reads) != len(facts.breaks) or any(map(_is_compared, facts.reads, facts.breaks))
 
 
 def _is_compared(text: str, read: Break) -> bool:

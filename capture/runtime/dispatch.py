@@ -58,6 +58,7 @@ from capture.native import MISS
 from capture.observe import islands, run, source_location
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import (
+    arrays,
     branches,
     decisions,
     eviction,
@@ -303,6 +304,8 @@ def _prepare(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf
         return done(result)
     if is_cold and captured.decisions_left and decisions.begins(captured, entry, bound):
         return START_OVER
+    if is_cold and arrays.begins(captured, entry, bound):
+        return START_OVER
     if is_cold and entry.phase != "cold":
         return GO_ON
     if is_cold:
@@ -420,6 +423,8 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
     if inputs.shares_with_state(bound, entry.plans()):
         return done(_overlapping(captured, entry, bound.values, bound.leaves))
     if tells_apart(captured, entry, entry.places) or not decisions.hold(captured, entry, bound):
+        return START_OVER
+    if not arrays.hold(captured, entry, bound):
         return START_OVER
     if not (entry.nodes or entry.has_read_again or tree.backend.executes_recording_runs):
         return done(read_once_more(captured, entry, bound, tree))

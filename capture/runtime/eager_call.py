@@ -120,6 +120,8 @@ def _begin_trial(captured: Captured, entry: Entry, values: Values) -> None:
         entry_of_function in entries or not entry_of_function.nodes for entry_of_function in captured.entries()
     )
     others = [lifted for lifted in captured.lifted if lifted.entry is not entry]
+    if captured.plain_binder is not None:  # the calls have arrays where these values have tensors
+        return
     if not is_alone or captured.is_chained or captured.sizes is not None or others:
         return
     trial = Trial.of(entry, values, entry.payoff.wanted, any_number=bool(captured.lifted))

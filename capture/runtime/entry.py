@@ -121,6 +121,8 @@ class Entry:
     """How many watched runs read these values."""
     asks_no_more: bool = False
     """It was shown that of the numbers that its key leaves out only answers count (``decisions``)."""
+    reads_no_arrays: bool = False
+    """It was shown that only tensors come of arrays whose content its key leaves out (``arrays``)."""
     warmups_left: int = 0
     differing_runs: int = 0
     settling: int = 0

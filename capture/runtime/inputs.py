@@ -14,7 +14,7 @@ from capture.engines.base import Input
 from capture.engines.staging import dense_enough
 from capture.key import tensor_meta
 from capture.key.pytree import TENSOR_TYPES
-from capture.key.tensor_meta import alias_groups, any_overlap
+from capture.key.tensor_meta import alias_groups, any_overlap, memory_of
 from capture.runtime.entry import Entry, Family
 from capture.state import snapshot
 from capture.state.call import Call
@@ -95,9 +95,20 @@ def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[I
 
 
 def _owners(call: Call) -> Callable[[torch.Tensor], list[tuple[Source, torch.Tensor]]]:
-    """Tells which places in Python state, arguments left out, hold a tensor on a leaf's memory."""
+    """Tells which places in Python state, arguments left out, hold a tensor on a leaf's memory. That of an array has
+    another storage for each tensor on it."""
     state, arguments = snapshot.snapshot(call.roots()), {path for path, _ in call.paths()}
-    return lambda leaf: [one for one in state.owners(leaf.untyped_storage()) if one[0].path not in arguments]
+    others = [one for owners in state.tensors.values() for one in owners if one[0].path not in arguments]
+
+    def owners(leaf: torch.Tensor) -> list[tuple[Source, torch.Tensor]]:
+        found = [one for one in state.owners(leaf.untyped_storage()) if one[0].path not in arguments]
+        if not found and leaf.is_cpu and not leaf.untyped_storage().resizable():
+            begin, end = memory_of(leaf.untyped_storage())
+            spans = [(one, memory_of(one[1].untyped_storage())) for one in others if one[1].is_cpu]
+            found = [one for one, (first, last) in spans if first < end and begin < last]
+        return found
+
+    return owners
 
 
 def _apart(call: Call, inputs: Sequence[Input]) -> list[Input]:

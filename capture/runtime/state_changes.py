@@ -74,7 +74,7 @@ def tells_apart(captured: Captured, entry: Entry, places: Places) -> bool:
     if finds_inputs(captured, entry, places):
         return True
     paths = (
-        locked(places.tell_apart, captured.named) if places.all else []
+        locked(places.tell_apart, captured.named, captured.optimizers.tables) if places.all else []
     )  # else another thread's stand-ins may be seen
     if not paths:
         return False

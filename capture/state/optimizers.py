@@ -285,6 +285,10 @@ class Optimizers:
                 sources = [source for source, tensor in owners.get(key, ()) if tensor is candidate]
                 self._parameters.append(reference_to(candidate, sources))
 
+    def tables(self) -> set[int]:
+        """``id`` of the dicts that hold what optimizers keep of parameters: each step has other values there."""
+        return {id(held) for one in self._alive() for held in getattr(one, "state", {}).values()}
+
     def parameter_ids(self) -> set[int]:
         """``id`` of the parameters of all optimizers that were found."""
         return {id(p) for one in self._alive() for group in _groups(one) for p in group["params"]}
