@@ -36,6 +36,7 @@ from capture.runtime.entry import Entry, Family
 from capture.runtime.lives import Lives
 from capture.runtime.payoff import Trial
 from capture.runtime.replacements import Replacements
+from capture.state.amounts import amounts_of, either
 from capture.state.call import Call
 from capture.state.optimizers import Optimizers
 from capture.state.unreached import Unreached
@@ -156,6 +157,8 @@ class Captured:
     """``Lifted`` recordings, which serve all values of some numbers."""
     read_numbers: set[str] = field(factory=set, init=False)
     """Paths of numbers in Python state that the body reads."""
+    added: list[tuple[InputPlace, int]] = field(factory=list, init=False)
+    """Numbers in Python state that are inputs, and what the body adds to them in each call."""
     lifts_left: int = field(default=MOST_LIFTS, init=False)
     """How many more attempts may be made at such a recording."""
     decisions: Any = field(default=None, init=False)
@@ -298,8 +301,8 @@ class Captured:
             values=values, leaves=leaves, code=None if entry is None else entry.ran, optimizers=self.optimizers,
             unreached=self.unreached,
         )  # fmt: skip
-        if self.decisions is not None:
-            call.amounts = self.decisions.amounts(call)
+        by_answers = self.decisions.amounts(call) if self.decisions is not None else None
+        call.amounts = either(by_answers, amounts_of(self.added) if self.added else None)
         return call
 
     # ------------------------------------------------------------------------------------------------- what is recorded

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -33,21 +33,19 @@ from capture.core.facts import Break, Facts
 from capture.engines.base import Number
 from capture.key import pytree
 from capture.key.input_places import InputPlace, number_place, with_places
-from capture.native import native
-from capture.observe.described import DescribedRun
 from capture.observe.facts_builder import READ_ANEW
 from capture.observe.returned_value import RETURNED
-from capture.observe.run import ObservedRun
-from capture.runtime import planning
 from capture.runtime.buckets import Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
-from capture.runtime.noted_numbers import Formula, NotedInt, Noting, Question, holds_noted
+from capture.runtime.noted_numbers import Formula, Noting, Question, holds_noted
+from capture.runtime.noted_runs import noted_amounts, watched_with
 from capture.runtime.numbers import number_of, reads_in_c, with_numbers
 from capture.state import body_run
+from capture.state.amounts import Amounts, position_of
 from capture.state.body_run import BodyRun
 from capture.state.call import Call
-from capture.state.snapshot import Change, place_key
+from capture.state.snapshot import Change
 from capture.torch_private.threads import others_may_run
 
 _PLAIN = (int, float)
@@ -119,7 +117,7 @@ class Decisions:
         numbers = self._standing.setdefault(answers, tuple(own)) if own is not None and is_enough else None
         return values if numbers is None else with_numbers(values, self.positions, numbers)
 
-    def amounts(self, call: Call) -> Callable[[Change], int | None] | None:
+    def amounts(self, call: Call) -> Amounts | None:
         """See ``Call.amounts``. Where nothing is known of these answers, what the body adds after other answers counts
         as likely; it is proven before a recording is made."""
         places, own = call.binder.places, self.own(call.values)
@@ -396,29 +394,8 @@ def _proof(captured: Captured, call: Call, decisions: Decisions) -> _Proof | Non
     added.learn(asked, first.amounts, is_enough=True)
     plainly = evolve(call)
     plainly.amounts = added.amounts(plainly)
-    plain = _watched(captured, plainly, {})[1].facts
+    plain = watched_with(captured, plainly, {})[1].facts
     return _Proof(asked, first.amounts, is_enough=not left and compared(plain) == compared(first.facts))
-
-
-def _watched(captured: Captured, call: Call, given: Mapping[int, Number]) -> tuple[ObservedRun, DescribedRun]:
-    """Watch a run and undo it. The places of the call hold its numbers from before the run on, so that what the run
-    changes shows. ``given``: plain numbers, by position, where the call has noted ones."""
-    places = call.binder.places
-    theirs = [(place, place.read()) for place in places]
-
-    def put_back(_: Sequence[BaseException] = ()) -> None:
-        for place, value in theirs:
-            place.write(value)
-
-    def run() -> Any:
-        for place, at in zip(places, range(len(call.values) - len(places), len(call.values)), strict=True):
-            place.write(given.get(at, call.values[at]))
-        watched = planning.watch_undone(captured, call, counts=False)
-        put_back()
-        return watched
-
-    watched_run: tuple[ObservedRun, DescribedRun] = native.guarded(run, (), put_back)
-    return watched_run
 
 
 def _seen(captured: Captured, call: Call, positions: Sequence[int], numbers: Sequence[Number]) -> _Seen:
@@ -426,8 +403,8 @@ def _seen(captured: Captured, call: Call, positions: Sequence[int], numbers: Seq
     noting = Noting(asks=True)
     with_notes = evolve(call, values=with_numbers(call.values, positions, noting.begin(numbers)))
     amounts = dict[int, int]()
-    with_notes.amounts = _noted_amounts(with_notes, noting, numbers, positions, amounts)
-    watched, described = _watched(captured, with_notes, dict(zip(positions, numbers, strict=True)))
+    with_notes.amounts = noted_amounts(with_notes, noting, numbers, positions, amounts)
+    watched, described = watched_with(captured, with_notes, dict(zip(positions, numbers, strict=True)))
     facts = described.facts
     others = noting.is_read or facts.gradients or calls_out(facts) or reads_in_c(watched.ran)
     others = others or may_go_another_way(facts)
@@ -452,49 +429,6 @@ def may_go_another_way(facts: Facts) -> bool:
 def _is_compared(text: str, read: Break) -> bool:
     """Whether another value may be read there, so that replays compare it."""
     return not text.startswith(RETURNED) and read.kind != "island"
-
-
-def position_of(places: Sequence[InputPlace], first: int, change: Change) -> int | None:
-    """The position, among a call's values, of the number that changed; None where it is in none of ``places``.
-    ``first``: the position of the number in the first of them."""
-    if change.container:
-        return None
-    changed = place_key(change.source), (id(getattr(change.source.holder, "__dict__", None)), change.source.name)
-    return next((first + number for number, place in enumerate(places) if place.key() in changed), None)
-
-
-def _noted_amounts(
-    call: Call, noting: Noting, numbers: Sequence[Number], positions: Sequence[int], amounts: dict[int, int]
-) -> Callable[[Change], int | None]:
-    """As ``Call.amounts``, for a run with noted numbers, by their formulas. ``amounts`` gets all that
-    are found, by position."""
-    places = call.binder.places
-    first = len(call.values) - len(places)
-
-    def amount(change: Change) -> int | None:
-        at = position_of(places, first, change)
-        if at is None or at not in positions or type(change.after) is not NotedInt or change.after.noting is not noting:
-            return None
-        number = positions.index(at)
-        formula, own = change.after.formula, numbers[number]
-        if type(own) is not int or not _adds_to(formula, number):
-            return None
-        amounts[at] = int(formula.value(numbers)) - own
-        return amounts[at]
-
-    return amount
-
-
-def _adds_to(formula: Formula, number: int) -> bool:
-    """Whether the formula is this number of the call, with whole numbers added or taken away."""
-    if not formula.operation:
-        return bool(formula.operands[0] == number)
-    if formula.operation not in ("add", "sub"):
-        return False
-    left, right = formula.operands
-    if type(left) is Formula:
-        return type(right) is int and _adds_to(left, number)
-    return formula.operation == "add" and type(left) is int and type(right) is Formula and _adds_to(right, number)
 
 
 def _not_told(noting: Noting) -> dict[str, Formula]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from capture.runtime.entry import Entry
 from capture.runtime.fast_path import Shortcuts
 from capture.runtime.inputs import generators_of
 from capture.runtime.matching import fitting
+from capture.runtime.noted_runs import holding
 from capture.runtime.phases import forget
 from capture.runtime.replay import replay
 from capture.runtime.replay_apart import GoesOnApart
@@ -72,6 +74,8 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
         _lifting.release()
     if lifted is None:
         captured.lifts_left = max(captured.lifts_left - 1, 0)
+        if not captured.lifts_left:
+            captured.optimizers.numbers_of_call.clear()
         return MISS
     for lifted_before in tuple(captured.lifted):
         if lifted_before.entry is twin[0]:  # it serves the values of fewer numbers
@@ -98,16 +102,18 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     places = changing.places
     run = BodyRun()
     try:
-        is_read = not body_run.during(run, _are_lifted, (captured, bound, changing))
+        watched = body_run.during(run, _are_lifted, (captured, bound, changing))
     except Exception as error:
         if run.error is not error:
             raise
-        is_read = True
-    if is_read:
-        captured.read_numbers.update(place.path for place in places)
+        watched = None
+    if watched is None:
+        captured.read_numbers.update(one.path for one in places)
         return False
     captured.take_inputs(places)
-    paths = ", ".join([place.path for place in places])
+    captured.optimizers.follow(place.read for place in places)
+    captured.added += [(places[at - len(bound.values)], amount) for at, amount in watched.amounts.items()]
+    paths = ", ".join([one.path for one in places])
     captured.log.add("drop", f"{paths}: another number in each call, an input from now on")
     forget(captured, entry, tree)
     captured.retire()
@@ -115,12 +121,13 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     return True
 
 
-def _are_lifted(captured: Captured, bound: Call, changing: numbers.Changing) -> bool:
-    own = [place.read() for place in changing.places]
+def _are_lifted(captured: Captured, bound: Call, changing: numbers.Changing) -> numbers.Watched | None:
+    """What a run with them as arguments showed, if only operators get them."""
+    own = [one.read() for one in changing.places]
     call = captured.call((*bound.values, *own), bound.leaves)
     call.binder = with_places(call.binder, changing.places)
     watched = numbers.noted_run(captured, call, range(len(bound.values), len(call.values)))
-    return watched is not None and changing.follow(watched, own)
+    return watched if watched is not None and changing.follow(watched, own) else None
 
 
 def _lifted(
@@ -186,7 +193,8 @@ def _found(
     if isinstance(numbers_or_reason, str):
         return numbers_or_reason
     reached = frozenset[int]().union(*(watched.formulas[at].origins() for at in numbers_or_reason.used))
-    return numbers_or_reason if len(reached) == len(now) else "a number reaches no operator"
+    counted = {number for number, at in enumerate(positions) if at in watched.amounts}  # what it is for may be later
+    return numbers_or_reason if len(reached | counted) == len(now) else "a number reaches no operator"
 
 
 def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf], tree: Tree) -> Node | None:
@@ -197,7 +205,10 @@ def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list
 
     if found() is None:
         call = captured.call(values, leaves)
-        bring_to_replay(captured, entry, call, tree, lambda: found() is not None, with_gradients=False)
+        recorded = functools.partial(
+            bring_to_replay, captured, entry, call, tree, lambda: found() is not None, with_gradients=False
+        )
+        holding(call, {}, recorded)
         tree.end_path("numbers")
     return found()
 

@@ -12,6 +12,7 @@ Where a run ``asks``, a comparison is no reason to give up: it is kept as a ques
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,15 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow,
 }  # fmt: skip
 _UNARY: dict[str, Callable[[Any], Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": operator.abs}
+MATH: dict[str, Callable[..., float]] = {
+    f"math.{name}": getattr(math, name)
+    for name in (
+        "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "cos", "cosh", "degrees", "erf", "erfc",
+        "exp", "expm1", "fabs", "fmod", "gamma", "hypot", "lgamma", "log", "log10", "log1p", "log2", "pow", "radians",
+        "sin", "sinh", "sqrt", "tan", "tanh",
+    )
+}  # fmt: skip
+"""Functions of ``math`` that compute one float from numbers and do nothing else (``noted_math``)."""
 _ASKING: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
     "bool": bool, "value": operator.pos,
@@ -87,6 +97,8 @@ def _value_of(operand: Any, numbers: Sequence[Number]) -> Any:
 
 
 def _do(operation: str, operands: Sequence[Any]) -> Any:
+    if operation in MATH:
+        return MATH[operation](*operands)
     return _UNARY[operation](*operands) if operation in _UNARY else _BINARY[operation](*operands)
 
 

@@ -5,8 +5,8 @@ Python's arithmetic makes another one of it, one recording serves all values: be
 the engine has them. That is found out, not declared, when a second value comes:
 
 * the body runs with a number that notes what Python code does with it (``noted_numbers``): a comparison, a text of it
-  and all else that reads it keep it in the key, as do functions in C that would read it unnoticed (``math``). For a
-  whole number, which may be an index or a length, it runs once more, with one that is none;
+  and all else that reads it keep it in the key, as do functions in C that would read it unnoticed (but for ``math``:
+  ``noted_math``). For a whole number, which may be an index or a length, it runs again, with one that is none;
 * recordings differ in these numbers alone (``engines.cpu.lifting``, ``engines.cuda.lifting``);
 * a replay with other numbers put there equals the body, bit for bit: in the first such call, and in the fourth,
   sixteenth ... one.
@@ -20,31 +20,34 @@ import functools
 import math
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import define, evolve, field, frozen
 from typing_extensions import override
 
-from capture.core.facts import Facts
+from capture.core.facts import Effect, Facts
 from capture.engines.base import LiftedNumbers, Number
 from capture.key import pytree
 from capture.key.input_places import InputPlace, number_place
 from capture.key.modes import Here
 from capture.key.packages import package_of
 from capture.native import MISS
-from capture.runtime import planning
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.fast_path import GoesOn, Shortcuts
+from capture.runtime.noted_math import noting_math
 from capture.runtime.noted_numbers import Formula, Noting, holds_noted
+from capture.runtime.noted_runs import noted_amounts, watched_with
 from capture.runtime.payoff import clock_of
 from capture.runtime.replay import replay
 from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, Verified
+from capture.state import body_run
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
 from capture.state.source import Source
+from capture.torch_private.threads import others_may_run
 from capture.tree.node import Node
 from capture.tree.tree import Tree
 
@@ -63,11 +66,12 @@ def may_vary(value: Number) -> bool:
     return math.isfinite(value) and value not in _KEPT
 
 
-def reads_in_c(ran: CodeRun) -> bool:
-    """Whether code that ran names something that may read a number unnoticed."""
+def reads_in_c(ran: CodeRun, *, but: types.ModuleType | None = None) -> bool:
+    """Code that ran names something that may read a number unnoticed. ``but``: a module that is no such thing."""
     return any(
-        _reads(name, scope.get(name))
+        _reads(name, value)
         for code, scopes in ran.codes.items() for name in _names(code) for scope in scopes
+        if (value := scope.get(name)) is not but or but is None
     )  # fmt: skip
 
 
@@ -96,6 +100,10 @@ class Watched:
     scalars: tuple[tuple[str, ...], ...]
     """What operators got besides tensors, as text (``Facts.scalars``)."""
     formulas: tuple[Formula, ...]
+    amounts: Mapping[int, int]
+    """What the body added to numbers in Python state, by position."""
+    names_math: bool = False
+    """Code that ran may have read a number unnoticed by functions of ``math``."""
 
     def values(self, own: Sequence[Number]) -> list[Number] | None:
         """All numbers that the body computes of its own; None where Python cannot."""
@@ -125,13 +133,43 @@ def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> Watch
     do so unnoticed, or where there is nothing to record."""
     own: list[Number] = [call.values[at] for at in positions]
     first = _noted(captured, call, positions, own)
-    if first is None or not any(type(number) is int for number in own):
-        return first
-    others = [-_UNLIKELY * (at + 1) if type(number) is int else number for at, number in enumerate(own)]
-    second = _noted(captured, call, positions, others)
-    if second is None or not first.agrees(own, others, second.sequence, second.scalars):
+    if first is None:
         return None
+    if first.names_math or any(type(one) is int for one in own):
+        others = [-_UNLIKELY * (at + 1) if type(one) is int else one for at, one in enumerate(own)]
+        if first.names_math or not _agrees(captured, call, positions, first, own, others):
+            return _noted_as_floats(captured, call, positions, first, own)
     return first
+
+
+def _agrees(
+    captured: Captured, call: Call, positions: Sequence[int], watched: Watched, own: Sequence[Number],
+    others: Sequence[Number],
+) -> bool:  # fmt: skip
+    """A run with other numbers does the same, but for what follows from them."""
+    try:
+        second = _noted(captured, call, positions, others)
+    except Exception as error:
+        run = body_run.current()
+        if run is None or run.error is not error:
+            raise
+        return False  # the body takes no such numbers
+    is_like = second is not None and watched.amounts == second.amounts
+    return second is not None and is_like and watched.agrees(own, others, second.sequence, second.scalars)
+
+
+def _noted_as_floats(
+    captured: Captured, call: Call, positions: Sequence[int], first: Watched, own: Sequence[Number]
+) -> Watched | None:  # fmt: skip
+    """A float does not ask a whole number on its right (``0.9 ** step``), and ``math`` asks no number. A float on the
+    left asks one that is a float, too; it raises as an index and a length; and ``math`` can be made to ask for one
+    run. What that shows has to be so with whole numbers, too."""
+    floats = _noted(captured, call, positions, own, as_floats=True)
+    if floats is None or floats.sequence != first.sequence or floats.amounts != first.amounts:
+        return None
+    both = evolve(first, formulas=(*first.formulas, *floats.formulas))
+    others = [one + _UNLIKELY * (at + 1) if type(one) is int else one for at, one in enumerate(own)]
+    return both if _agrees(captured, call, positions, both, own, others) else None
 
 
 _UNLIKELY = 1013
@@ -158,21 +196,26 @@ def _same_but(texts: set[tuple[str, str]], values: tuple[str, ...], again: tuple
 
 
 def _noted(
-    captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number]
+    captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number], *, as_floats: bool = False
 ) -> Watched | None:  # fmt: skip
-    noting = Noting()
-    call_with_notes = evolve(call, values=with_numbers(call.values, positions, noting.begin(own)))
-    watched, described = planning.watch_undone(captured, call_with_notes, counts=False)
+    noting, amounts = Noting(), dict[int, int]()
+    given = [float(one) for one in own] if as_floats else own
+    noted = evolve(call, values=with_numbers(call.values, positions, noting.begin(given)))
+    noted.amounts = noted_amounts(noted, noting, own, positions, amounts)
+    run = functools.partial(watched_with, captured, noted, dict(zip(positions, given, strict=True)))
+    watched, described = run() if others_may_run() else noting_math(noting, run)
     facts, results = described.facts, [leaf for _, leaf in pytree.result_leaves(watched.result)]
     if noting.is_read or facts.gradients or facts.host_syncs or facts.islands:
         return None
-    if reads_in_c(watched.ran):
+    if reads_in_c(watched.ran, but=None if others_may_run() else math):
         return None
-    if any(map(holds_noted, results)) or any(holds_noted(change.after) for change in watched.changed):
+    changed = [one for one in watched.changed if one.amount is None]
+    if any(map(holds_noted, results)) or any(holds_noted(one.after) for one in changed):
         return None  # a replay would give or leave the number that was recorded
-    if any(_is_at(call.binder.places, change.source) for change in watched.changed):
+    if any(_is_at(call.binder.places, one.source) for one in changed):
         return None  # the body itself puts another number there
-    return Watched(facts.sequence, facts.scalars, tuple(noting.formulas.values()))
+    names_math = reads_in_c(watched.ran)
+    return Watched(facts.sequence, facts.scalars, tuple(noting.formulas.values()), amounts, names_math)
 
 
 def twin_of(
@@ -229,14 +272,19 @@ def changing_places(captured: Captured, entry: Entry) -> Changing | None:
             continue
         with_state = len(candidate.key) == len(entry.key) == _WITH_STATE
         if candidate is not entry and candidate.facts is not None and is_recorded and with_state:
-            differing = _differing_places(captured, entry.key, candidate.key)
-            if differing:
-                places, then = zip(*differing, strict=True)
-                written = {effect.path for effect in candidate.facts.effects}
+            found = _differing_places(captured, entry.key, candidate.key)
+            if found:
+                places, then = zip(*found, strict=True)
+                written = {effect.path for effect in candidate.facts.effects if not _is_added(effect)}
                 if not written.isdisjoint(place.path for place in places):
                     return None  # the body sets it itself, as from a clock, which an undone run would advance
                 return Changing(places, then, candidate.facts)
     return None
+
+
+def _is_added(effect: Effect) -> bool:
+    """It may be a whole number that the body added to."""
+    return all(text.lstrip("-").isdecimal() for text in (effect.before, effect.after))
 
 
 _NAMED, _SETTINGS, _WITH_STATE = 2, 5, 7
@@ -248,7 +296,7 @@ def _differing_places(captured: Captured, key: Any, key_before: Any) -> list[tup
         return []
     places: list[tuple[InputPlace, Number]] = []
     for at in (_NAMED, _SETTINGS):
-        differing = _numbers_in(key[at], key_before[at])
+        differing = _numbers_in(key[at], key_before[at], is_number_in_state)
         if key[at] != key_before[at] and not differing:
             return []
         for part in differing:
@@ -264,13 +312,16 @@ def _differing_places(captured: Captured, key: Any, key_before: Any) -> list[tup
     return places
 
 
-def _numbers_in(parts: Sequence[Any], others: Sequence[Any]) -> list[int]:
+def _numbers_in(
+    parts: Sequence[Any], others: Sequence[Any], varies: Callable[[Any], bool] | None = None
+) -> list[int]:  # fmt: skip
     """The positions at which two keys have other numbers of the same type; empty where they differ in more."""
+    varies = varies or is_number
     if len(parts) != len(others):
         return []
     places = [at for at, (part, other) in enumerate(zip(parts, others, strict=True)) if part != other]
     pairs = [(parts[at], others[at]) for at in places]
-    both = all(is_number(part) and is_number(other) and part[0] is other[0] for part, other in pairs)
+    both = all(varies(part) and varies(other) and part[0] is other[0] for part, other in pairs)
     return places if both else []
 
 
@@ -278,6 +329,12 @@ def is_number(part: Any) -> bool:
     """Whether this part of a key is that of a plain number which may vary."""
     is_one = type(part) is tuple and len(part) == 2 and part[0] in (float, int)
     return is_one and may_vary(number_of(part))
+
+
+def is_number_in_state(part: Any) -> bool:
+    """The same for one in Python state. A whole number may be any there: it is most often a count, and what operators
+    get is made of it."""
+    return is_number(part) or (type(part) is tuple and len(part) == 2 and part[0] is int)
 
 
 def number_of(part: Any) -> Number:

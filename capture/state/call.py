@@ -16,9 +16,9 @@ from capture.key.objects import Visit
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Binder, Leaf
 from capture.state import body_run, snapshot
+from capture.state.amounts import Amounts
 from capture.state.code_run import CodeRun
 from capture.state.optimizers import Optimizers
-from capture.state.snapshot import Change
 from capture.state.source import Source
 from capture.state.unreached import Unreached
 
@@ -49,9 +49,9 @@ class Call:
     """Optimizers that the function was seen to use."""
     unreached: Unreached = field(factory=Unreached)
     """Functions that it was seen to run, and that nothing else leads to."""
-    amounts: Callable[[Change], int | None] | None = None
-    """How much a run adds to a number in a place that counts as an argument, where it only asks something of it
-    besides; None for every other change."""
+    amounts: Amounts | None = None
+    """How much a run adds to a number in a place that counts as an argument, as far as that was
+    proven; None for every other change."""
     undo: Any = None
     """The former state of everything outside of the pool that a recording run changed because it had to execute a
     part."""

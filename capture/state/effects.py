@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from attrs import define, evolve, field
@@ -17,6 +17,7 @@ from attrs import define, evolve, field
 from capture.key.name_uses import ADDING, is_computed, name_uses
 from capture.key.packages import is_library, package_of
 from capture.key.pytree import PLAIN_TYPES
+from capture.state.amounts import Amounts
 from capture.state.code_run import CodeRun
 from capture.state.diff import content_before
 from capture.state.snapshot import Change, Members, Snapshot, place_key
@@ -63,9 +64,6 @@ def uses_of_names(ran: CodeRun) -> UsesOfNames:
             all_uses.read.setdefault(owner, set()).update(uses.read, uses.items_read)
             all_uses.is_computed = all_uses.is_computed or (not owner and is_computed(code))
     return all_uses
-
-
-Amounts = Callable[[Change], int | None]
 
 
 def classified(

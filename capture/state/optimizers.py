@@ -62,6 +62,12 @@ class Trace(Protocol):
     cpu_work: dict[int, Any]
 
 
+def _text(number: Any) -> str:
+    """What a number is, by its plain class: one that notes who reads it (``runtime.noted_numbers``) is not asked."""
+    kind = next((one for one in (int, float) if isinstance(number, one)), object)
+    return kind.__repr__(number)
+
+
 def _reached(trace: Trace) -> tuple[int, ...]:
     return len(trace.reads), len(trace.scalars), len(trace.sequence), len(trace.work), len(trace.cpu_work)
 
@@ -133,6 +139,8 @@ class Optimizers:
             weakref.WeakKeyDictionary()
         )
         """Settings that are arguments of the call, in effect: number of the group, and name."""
+        self.numbers_of_call: list[Callable[[], Any]] = []
+        """Read numbers in Python state, such as counts of steps, that are arguments of the call, in effect."""
         self.is_lost = False
         """The step of an optimizer reads another value in each run, and cannot be an island."""
 
@@ -213,7 +221,8 @@ class Optimizers:
     def _begun(self, optimizer: torch.optim.Optimizer) -> _Steps:
         lifted = self._lifted.get(optimizer, ())
         of_call = [one for one in _settings_of(optimizer) if one[:2] in lifted]
-        return _Steps(tuple(_numbers(self._settings_of(optimizer))), tuple(_numbers(of_call)))
+        counts = [_text(read()) for read in self.numbers_of_call]
+        return _Steps(tuple(_numbers(self._settings_of(optimizer))), (*_numbers(of_call), *counts))
 
     def make_islands(self, *, those_of_host: bool, those_stopped: bool) -> bool:
         """Make steps that differed in the last run islands from now on; or all that ask the host, where no recording
@@ -313,6 +322,12 @@ class Optimizers:
                     self._lifted.setdefault(one, set()).add((number, name))
                     self._steps.pop(one, None)
                     self._unsteady.discard(one)
+
+    def follow(self, numbers: Iterable[Callable[[], Any]]) -> None:
+        """What steps compute may follow from these numbers, which are arguments of the call from now on."""
+        self.numbers_of_call += numbers
+        self._steps.clear()
+        self._unsteady.clear()
 
     def part(self) -> tuple[Any, ...]:
         """The key's part: all settings as they are now, without the parameters, which gradients there are, flags."""

@@ -1,0 +1,43 @@
+"""Functions of ``math`` in a run with noted numbers.
+
+They are C code, which reads a number without calling a method of it. For one undone run the module has functions in
+their place that know noted numbers, so ``1 / math.sqrt(1 - beta ** step)`` is a formula. All threads see that, so it is
+done only where no other thread runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from capture.native import native
+from capture.runtime.noted_numbers import MATH, Noted, Noting
+
+Result = TypeVar("Result")
+_FUNCTIONS = {name: value for name, value in vars(math).items() if callable(value) and not name.startswith("_")}
+
+
+def noting_math(noting: Noting, run: Callable[[], Result]) -> Result:
+    """Run something while the functions of ``math`` note what they get."""
+
+    def put_back(_: Sequence[BaseException] = ()) -> None:
+        vars(math).update(_FUNCTIONS)
+
+    def replaced() -> Result:
+        vars(math).update({name: functools.partial(_called, noting, name) for name in _FUNCTIONS})
+        result = run()
+        put_back()
+        return result
+
+    found: Result = native.guarded(replaced, (), put_back)
+    return found
+
+
+def _called(noting: Noting, name: str, *args: Any, **kwargs: Any) -> Any:
+    if not kwargs and f"math.{name}" in MATH and any(isinstance(one, Noted) for one in args):
+        return noting.computed(f"math.{name}", args)
+    if any(isinstance(one, Noted) for one in (*args, *kwargs.values())):
+        noting.is_read = True
+    return _FUNCTIONS[name](*args, **kwargs)

@@ -1,0 +1,328 @@
+"""Counters in Python state of which operators get what Python computes: the bias corrections of an optimizer that is
+written in Python."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from math import sqrt as own_name
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from capture import capture, config, recordings
+from tests.support.bucketed import assert_same
+from tests.support.device import LIFTS
+
+pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # where each value is another key
+CALLS = 24
+
+
+@pytest.fixture(autouse=True)
+def _no_plans() -> Iterator[None]:
+    with config.patch(cache=False):
+        yield
+
+
+def is_lifted(f: Any) -> bool:
+    """Whether one recording serves all values."""
+    return any("one recording serves" in one.detail for one in recordings(f).events)
+
+
+class Adam:
+    """Written by hand, as many programs have it."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.weights = list(net.parameters())
+        self.t, self.rate = 0, 0.01
+        self.mean = [torch.zeros_like(one) for one in self.weights]
+        self.square = [torch.zeros_like(one) for one in self.weights]
+        self.seen: Any = None
+        self.table = [0.1 * number for number in range(100)]
+
+    def corrections(self) -> tuple[float, float]:
+        return 1 - 0.9**self.t, 1 - 0.999**self.t
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.t += 1
+        first, second = self.corrections()
+        for weight, mean, square in zip(self.weights, self.mean, self.square, strict=True):
+            grad = weight.grad
+            assert grad is not None
+            mean.mul_(0.9).add_(grad, alpha=0.1)
+            square.mul_(0.999).addcmul_(grad, grad, value=0.001)
+            weight.addcdiv_(mean / first, (square / second).sqrt_().add_(1e-8), value=-self.rate)
+
+
+class WithMath(Adam):
+    @override
+    def corrections(self) -> tuple[float, float]:
+        return 1 - math.pow(0.9, self.t), math.sqrt(1 - 0.999**self.t) * math.log(self.t + 1.5)
+
+
+class WarmUp(Adam):
+    @override
+    def corrections(self) -> tuple[float, float]:
+        return 1 / (0.13 * self.t), (self.t + 3) * 0.3
+
+
+class OnlyCounted(Adam):
+    @override
+    def corrections(self) -> tuple[float, float]:
+        return 1.5, 2.5
+
+
+class Twice(Adam):
+    @override
+    def corrections(self) -> tuple[float, float]:
+        self.t = self.t + 2
+        return 1 - 0.9**self.t, 1 - 0.999 ** (self.t - 1)
+
+
+class AFunctionOfMath(Adam):
+    """By a name of its own: what it reads is not seen."""
+
+    @override
+    def corrections(self) -> tuple[float, float]:
+        return 1 - 0.9**self.t, own_name(self.t)
+
+
+class Branches(Adam):
+    @override
+    def corrections(self) -> tuple[float, float]:
+        return (1 - 0.9**self.t, 1.0) if math.sqrt(self.t) > 3 else (0.5, 1 - 0.999**self.t)
+
+
+class Rounds(Adam):
+    @override
+    def corrections(self) -> tuple[float, float]:
+        return 1 - 0.9**self.t, float(1 + math.floor(self.t / 7))
+
+
+class Indexes(Adam):
+    @override
+    def corrections(self) -> tuple[float, float]:
+        return 1 - 0.9**self.t, 1 + self.table[self.t]
+
+
+class Repeats(Adam):
+    @override
+    def corrections(self) -> tuple[float, float]:
+        return 1 - 0.9**self.t, 0.5 + len("ab" * self.t)
+
+
+class Keeps(Adam):
+    @override
+    def corrections(self) -> tuple[float, float]:
+        self.seen = [self.t]
+        return 1 - 0.9**self.t, 1 - 0.999**self.t
+
+
+class Writes(Adam):
+    @override
+    def corrections(self) -> tuple[float, float]:
+        self.seen = f"step {self.t}"
+        return 1 - 0.9**self.t, 1 - 0.999**self.t
+
+
+class Wraps(Adam):
+    @override
+    def corrections(self) -> tuple[float, float]:
+        found = 1 - 0.9**self.t, 1 - 0.999**self.t
+        self.t = self.t % 5
+        return found
+
+
+LIFTED = [Adam, WithMath, WarmUp, Twice]
+READ = [AFunctionOfMath, Branches, Rounds, Indexes, Repeats, Keeps, Writes, Wraps]
+
+
+class Trained:
+    """A net, its optimizer, and a step of training."""
+
+    def __init__(self, kind: type[Adam]) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 1))
+        self.optimizer = kind(self.net)
+
+    def step(self, x: Tensor) -> Tensor:
+        for weight in self.optimizer.weights:
+            weight.grad = None
+        loss: Tensor = self.net(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def state(self) -> tuple[Any, ...]:
+        optimizer = self.optimizer
+        return optimizer.t, type(optimizer.t), optimizer.seen, optimizer.weights, optimizer.mean, optimizer.square
+
+
+def beside(kind: type[Adam], change: Callable[[int, Adam], None] = lambda call, optimizer: None) -> Any:
+    """The captured step, after calls beside its eager twin."""
+    eager, ours = Trained(kind), Trained(kind)
+    f = capture(ours.step, max_recordings=30)
+    for call in range(CALLS):
+        for one in (eager, ours):
+            change(call, one.optimizer)
+        x = torch.randn(5, 4)
+        assert_same(f(x), eager.step(x))
+        assert_same(ours.state()[3:], eager.state()[3:])
+        assert ours.state()[:3] == eager.state()[:3]
+    return f
+
+
+@pytest.mark.parametrize("kind", LIFTED)
+def test_one_recording_serves_all_counts(kind: type[Adam]) -> None:
+    f = beside(kind)
+    assert is_lifted(f) == LIFTS, [one.detail for one in recordings(f).events]
+    if LIFTS:
+        assert recordings(f).replays > CALLS - 10
+        assert recordings(f).recordings <= 3
+
+
+def test_a_number_that_is_only_counted_is_no_part_of_the_key() -> None:
+    f = beside(OnlyCounted)
+    assert recordings(f).replays > CALLS - 8
+    assert recordings(f).recordings <= 2
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_a_count_that_python_reads_or_keeps_stays_in_the_key(kind: type[Adam]) -> None:
+    assert not is_lifted(beside(kind))
+
+
+def test_a_count_that_is_set_anew() -> None:
+    def change(call: int, optimizer: Adam) -> None:
+        if call in (12, 17):
+            optimizer.t = 100 if call == 12 else 0
+
+    f = beside(Adam, change)
+    assert is_lifted(f) == LIFTS
+
+
+def test_a_count_that_becomes_a_float_or_is_gone() -> None:
+    def change(call: int, optimizer: Adam) -> None:
+        if call == 14:
+            optimizer.t = float(optimizer.t)  # type: ignore[assignment]
+
+    beside(Adam, change)
+
+
+def test_another_rate_too() -> None:
+    def change(call: int, optimizer: Adam) -> None:
+        optimizer.rate = 0.01 / (1 + call)
+
+    f = beside(WithMath, change)
+    assert is_lifted(f) == LIFTS
+
+
+class Grows(Adam):
+    """What it adds is another number later."""
+
+    amount = 1
+
+    @override
+    def corrections(self) -> tuple[float, float]:
+        self.t += self.amount - 1
+        return 1 - 0.9**self.t, 1 - 0.999**self.t
+
+
+def test_another_amount() -> None:
+    def change(call: int, optimizer: Adam) -> None:
+        if call == 14:
+            optimizer.amount = 3  # type: ignore[attr-defined]
+
+    beside(Grows, change)
+
+
+def test_beside_another_thread_math_is_not_touched() -> None:
+    """Its functions would be others for that thread."""
+    before, seen, done = dict(vars(math)), set[int](), threading.Event()
+
+    def looks() -> None:
+        while not done.is_set():
+            seen.add(id(math.sqrt))
+
+    thread = threading.Thread(target=looks)
+    thread.start()
+    try:
+        beside(WithMath)
+    finally:
+        done.set()
+        thread.join()
+    assert seen == {id(math.sqrt)}
+    assert vars(math) == before
+
+
+@pytest.mark.parametrize("kind", [WithMath, Branches])
+def test_math_is_as_before(kind: type[Adam]) -> None:
+    before = dict(vars(math))
+    beside(kind)
+    assert vars(math) == before
+
+
+class Optimizer(torch.optim.Optimizer):
+    """A subclass of torch's, with its count in the group, or one for each parameter."""
+
+    def __init__(self, net: nn.Module, *, is_of_group: bool) -> None:
+        super().__init__(net.parameters(), {"lr": 0.01, "step": 0})
+        self.is_of_group = is_of_group
+
+    @torch.no_grad()
+    @override
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if self.is_of_group:
+                group["step"] += 1
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state["step"], state["mean"] = 0, torch.zeros_like(weight)
+                if not self.is_of_group:
+                    state["step"] += 1
+                count = group["step"] if self.is_of_group else state["step"]
+                state["mean"].lerp_(weight.grad, 0.1)
+                weight.add_(state["mean"], alpha=-group["lr"] / math.sqrt(1 - 0.9**count))
+
+
+@pytest.mark.parametrize("is_of_group", [True, False])
+def test_an_optimizer_with_a_count(*, is_of_group: bool) -> None:
+    twins = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 1))
+        twins.append(SimpleNamespace(net=net, optimizer=Optimizer(net, is_of_group=is_of_group)))
+
+    def step_of(one: Any) -> Callable[[Tensor], Tensor]:
+        net, optimizer = one.net, one.optimizer
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    (eager, ours), f = twins, capture(step_of(twins[1]), max_recordings=30)
+    plain = step_of(eager)
+    for _ in range(CALLS):
+        x = torch.randn(5, 4)
+        assert_same(f(x), plain(x))
+        assert_same(list(ours.net.parameters()), list(eager.net.parameters()))
+        theirs, own = (one.optimizer.state_dict() for one in (eager, ours))
+        assert own["param_groups"] == theirs["param_groups"]
+        assert [one["step"] for one in own["state"].values() if "step" in one] == [
+            one["step"] for one in theirs["state"].values() if "step" in one
+        ]
+    assert is_lifted(f) == (is_of_group and LIFTS), [one.detail for one in recordings(f).events]
+    if LIFTS:  # a step that counts elsewhere runs eagerly between two segments
+        assert recordings(f).replays > CALLS - 12
