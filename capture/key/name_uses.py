@@ -120,6 +120,22 @@ def name_uses(code: types.CodeType) -> NameUses:
     return walk.name_uses(texts)
 
 
+@functools.lru_cache(maxsize=16384)
+def updated_names(code: types.CodeType) -> frozenset[str]:
+    """Names that the code gives what an addition in place (``+=``) came to, whatever it adds. Of items, all constant
+    keys that may be meant."""
+    names, is_update = set[str](), False
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("SWAP", "EXTENDED_ARG", "CACHE"):
+            continue
+        if is_update and instruction.opname in ("STORE_ATTR", *_STORED):
+            names.add(instruction.argval)
+        elif is_update and instruction.opname == "STORE_SUBSCR":
+            names.update(one for one in code.co_consts if type(one) is str)
+        is_update = instruction.opname == "BINARY_OP" and instruction.argrepr in ("+=", "-=")
+    return frozenset(names)
+
+
 def _texts(constants: Iterable[Any]) -> Iterator[str]:
     for one in constants:
         if type(one) is str:

@@ -40,7 +40,7 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.noted_numbers import Formula, Noting, Question, holds_noted
 from capture.runtime.noted_runs import noted_amounts, watched_with
-from capture.runtime.numbers import number_of, reads_in_c, with_numbers
+from capture.runtime.numbers import number_of, reads_in_c, sets_anew, tail_of, with_numbers
 from capture.state import body_run
 from capture.state.amounts import Amounts, position_of
 from capture.state.body_run import BodyRun
@@ -282,8 +282,10 @@ def _differing_places(captured: Captured, key: Any, entry: Entry) -> list[tuple[
             places = _places_of(captured, at, number, (part, then))
             if places is None:
                 return None
-            differing += [(place, value) for place, value in places if _tail(place.path) not in only_kept]
+            differing += [(place, value) for place, value in places if tail_of(place.path) not in only_kept]
     if differing and (others_may_run() or len(captured.binder.places) + len(differing) > _MOST_PLACES):
+        return None
+    if sets_anew(entry, [place for place, _ in differing]):
         return None
     return differing
 
@@ -291,12 +293,7 @@ def _differing_places(captured: Captured, key: Any, entry: Entry) -> list[tuple[
 def _only_kept(facts: Facts | None) -> set[tuple[str, ...]]:
     """Members of dicts that the body only adds to, or gives numbers that the host read: nothing depends on them."""
     effects = facts.effects if facts is not None else ()
-    return {_tail(effect.path) for effect in effects if effect.kind == "count" or READ_ANEW in effect.after}
-
-
-def _tail(path: str) -> tuple[str, ...]:
-    """The names of a container and of its member, whatever leads to it. Guards check what this leaves out wrongly."""
-    return tuple(path.split(".")[-2:])
+    return {tail_of(effect.path) for effect in effects if effect.kind == "count" or READ_ANEW in effect.after}
 
 
 def _places_of(

@@ -26,11 +26,12 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 from typing_extensions import override
 
-from capture.core.facts import Effect, Facts
+from capture.core.facts import Facts
 from capture.engines.base import LiftedNumbers, Number
 from capture.key import pytree
 from capture.key.input_places import InputPlace, number_place
 from capture.key.modes import Here
+from capture.key.name_uses import updated_names
 from capture.key.packages import package_of
 from capture.native import MISS
 from capture.runtime.buckets import Count, Values
@@ -46,6 +47,7 @@ from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, Verifie
 from capture.state import body_run
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
+from capture.state.effects import uses_of_names
 from capture.state.source import Source
 from capture.torch_private.threads import others_may_run
 from capture.tree.node import Node
@@ -275,16 +277,25 @@ def changing_places(captured: Captured, entry: Entry) -> Changing | None:
             found = _differing_places(captured, entry.key, candidate.key)
             if found:
                 places, then = zip(*found, strict=True)
-                written = {effect.path for effect in candidate.facts.effects if not _is_added(effect)}
-                if not written.isdisjoint(place.path for place in places):
-                    return None  # the body sets it itself, as from a clock, which an undone run would advance
+                if sets_anew(candidate, places):
+                    return None
                 return Changing(places, then, candidate.facts)
     return None
 
 
-def _is_added(effect: Effect) -> bool:
-    """It may be a whole number that the body added to."""
-    return all(text.lstrip("-").isdecimal() for text in (effect.before, effect.after))
+def sets_anew(entry: Entry, places: Sequence[InputPlace]) -> bool:
+    """Whether the body of an entry sets one of these numbers in another way than by adding to it. It may come from a
+    clock or a counter in C then, which an undone run would advance."""
+    names = {name[1] if type(name) is tuple else name for name in uses_of_names(entry.ran).counted}
+    names.update(*map(updated_names, entry.ran.codes))
+    effects = entry.facts.effects if entry.facts is not None else ()
+    written = {tail_of(effect.path) for effect in effects}
+    return any(tail_of(place.path) in written and tail_of(place.path)[-1] not in names for place in places)
+
+
+def tail_of(path: str) -> tuple[str, ...]:
+    """The names of a container and of its member, whatever leads to it: guards check what was left out wrongly."""
+    return tuple(path.split(".")[-2:])
 
 
 _NAMED, _SETTINGS, _WITH_STATE = 2, 5, 7

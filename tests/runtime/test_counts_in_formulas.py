@@ -3,6 +3,7 @@ written in Python."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -48,9 +49,12 @@ class Adam:
     def corrections(self) -> tuple[float, float]:
         return 1 - 0.9**self.t, 1 - 0.999**self.t
 
+    def advance(self) -> None:
+        self.t += 1
+
     @torch.no_grad()
     def step(self) -> None:
-        self.t += 1
+        self.advance()
         first, second = self.corrections()
         for weight, mean, square in zip(self.weights, self.mean, self.square, strict=True):
             grad = weight.grad
@@ -139,8 +143,26 @@ class Wraps(Adam):
         return found
 
 
+class FromACounterInC(Adam):
+    """An undone run would advance it."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.numbers = itertools.count(3)
+
+    @override
+    def advance(self) -> None:
+        self.t = next(self.numbers)
+
+
+class AskedOfACounterInC(FromACounterInC):
+    @override
+    def corrections(self) -> tuple[float, float]:
+        return (0.5, 1.5) if self.t % 4 == 0 else (0.25, 1.25)
+
+
 LIFTED = [Adam, WithMath, WarmUp, Twice]
-READ = [AFunctionOfMath, Branches, Rounds, Indexes, Repeats, Keeps, Writes, Wraps]
+READ = [AFunctionOfMath, Branches, Rounds, Indexes, Repeats, Keeps, Writes, Wraps, FromACounterInC, AskedOfACounterInC]
 
 
 class Trained:
