@@ -406,6 +406,7 @@ def test_a_forked_child_computes_and_leaves_its_parent_alone() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_what_torch_keeps_from_its_first_look_is_its_own() -> None:
     """This holds in a watched body, too, such as one with a custom operator, which imports dynamo."""
     script = """

@@ -157,6 +157,7 @@ def test_a_rule_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("CG201 host-sync")
 
 
+@pytest.mark.slow
 def test_a_script_is_compared_with_itself_run_eagerly(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(

@@ -374,6 +374,7 @@ def test_bad_without():
 """
 
 
+@pytest.mark.slow
 def test_the_fixture_fails_the_test_that_became_eager(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["capture.testing.plugin"]\n')
     (tmp_path / "test_them.py").write_text(PLUGIN_TEST)

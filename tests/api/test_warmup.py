@@ -99,6 +99,7 @@ print(recordings(f).recordings, recordings(f).replays)
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["enable_grad", "inference_mode"])
 def test_the_first_thing_that_a_process_does(mode: str) -> None:
     """No call before it has brought torch's switches to where they stay, or asked how torch lays out its nodes."""

@@ -84,6 +84,7 @@ LEFT: dict[str, Callable[[Tensor], object]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("left", LEFT)
 def test_what_is_left_on_a_gradient_is_gone_with_it(left: str) -> None:
     """A gradient may be the tensor of the step before, as nobody can tell."""

@@ -77,6 +77,7 @@ def compared(f: Callable[..., Any], body: Callable[..., Any], loss: Callable[[An
         assert [bits(one) for one in found] == [bits(one) for one in right]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", BODIES)
 def test_a_function_that_is_first_called_in_all_threads_at_once(name: str) -> None:
     body, loss = BODIES[name]

@@ -440,6 +440,7 @@ def played(rank: int, scenes: Sequence[Callable[[int], None]]) -> list[str]:
     return [scene.__name__ for scene in scenes]
 
 
+@pytest.mark.slow
 def test_ranks(tmp_path: Path) -> None:
     names = [scene.__name__ for scene in SCENES]
     assert two_ranks(functools.partial(played, scenes=SCENES), tmp_path, seconds=180) == [names, names]

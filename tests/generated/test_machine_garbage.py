@@ -39,6 +39,7 @@ def _collects_often() -> Iterator[None]:
             gc.set_threshold(*before)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("_collects_often")
 @pytest.mark.parametrize("knows", [False, True])
 @pytest.mark.parametrize("part", quickly(range(PARTS), 1))

@@ -29,7 +29,7 @@ def _ready(name: str) -> tuple[Body, Any]:
     return body, captured
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     ("name", "grad"),
     [
@@ -81,6 +81,7 @@ def test_each_switch_shows(name: str, switch: str) -> None:
         assert one == other if isinstance(one, str) else torch.equal(one, other), f"call {at}"
 
 
+@pytest.mark.slow
 def test_the_tracer_finds_what_no_guard_tells_of() -> None:
     """With guards left out, it names their reads."""
     body, captured = _ready("scheduler")

@@ -121,6 +121,7 @@ def counts(function: Any) -> tuple[int, int, int]:
     return now.recordings, now.replays, now.eager_calls
 
 
+@pytest.mark.slow
 def test_a_package_is_recorded_and_replayed(package: Path) -> None:
     """Values, written inputs, draws, a state of its own, an output that is an input, and two that share memory."""
     captured = capture(load(package))

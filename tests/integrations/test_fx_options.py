@@ -181,6 +181,7 @@ def random_graphs(draw: Any) -> Graph:
     return Graph({}, graph)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(random_graphs())
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")

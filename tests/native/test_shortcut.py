@@ -237,6 +237,7 @@ def test_outputs_that_left_the_pool_are_their_holders_alone(end: str) -> None:
     assert [one() for one in alive] == [None, None]
 
 
+@pytest.mark.slow
 def test_probes_of_torch_do_not_depend_on_the_default_device() -> None:
     """A program may import the library when it has chosen one; the probes must not start up a GPU, or miss it."""
     found = set()

@@ -56,6 +56,7 @@ def test_the_other_name_may_come_first_and_runs_the_command_line() -> None:
     assert done.stdout.startswith("CG101 ")
 
 
+@pytest.mark.slow
 def test_an_import_writes_nothing(tmp_path: Path) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
     home.mkdir()

@@ -121,6 +121,7 @@ def run_program(tmp_path: Path, num_others: int) -> dict[str, dict[str, Any]]:
     return report
 
 
+@pytest.mark.slow
 def test_a_second_process_runs_no_observation(tmp_path: Path, directory: Path) -> None:
     """This holds for arguments compared by identity and for a module's method, too. What cannot be recorded is looked
     at once more."""
@@ -186,6 +187,7 @@ assert os.listdir(directory) == [name], os.listdir(directory)
 """
 
 
+@pytest.mark.slow
 def test_eight_writers_never_leave_a_torn_file(tmp_path: Path, directory: Path) -> None:
     """A reader meanwhile sees whole files only, and no temporary file stays."""
     with pytest.warns(CaptureWarning):

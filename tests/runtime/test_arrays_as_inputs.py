@@ -280,6 +280,7 @@ def reads(state: dict[str, Any]) -> dict[str, Callable[[Any], Any]]:
     }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", reads({}))
 def test_content_that_python_reads_is_never_taken_for_another(name: str) -> None:
     def program(wrap: Wrap) -> Step:

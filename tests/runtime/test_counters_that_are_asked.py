@@ -198,6 +198,7 @@ MORE = [logged, printed, factor, index, returned, kept, doubled, by_what_is_read
         put_elsewhere]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("body", MORE, ids=lambda body: body.__name__)
 def test_counter_that_counts_for_more_is_never_taken_for_another(body: Callable[[Own, Tensor], Any]) -> None:
     def program(wrap: Wrap) -> Step:

@@ -215,6 +215,7 @@ def test_a_number_that_is_only_counted_is_no_part_of_the_key() -> None:
     assert recordings(f).recordings <= 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", READ)
 def test_a_count_that_python_reads_or_keeps_stays_in_the_key(kind: type[Adam]) -> None:
     assert not is_lifted(beside(kind))

@@ -90,6 +90,7 @@ def is_due(n: int, every: int) -> bool:
     return n >= every and (n - every) % every == 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_answers_stand_for_a_number(name: str) -> None:
     assert twins(asks(QUESTIONS[name])) > CALLS // 2
@@ -200,6 +201,7 @@ def bodies() -> dict[str, Callable[[Tensor, Any], Any]]:
     }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", bodies())
 def test_number_that_counts_for_more_is_never_taken_for_another(name: str) -> None:
     def program(wrap: Wrap) -> Step:

@@ -32,6 +32,7 @@ print("done", y.shape)
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["compiled", "finished", "pending"])
 def test_a_process_ends(kind: str) -> None:
     done = run_python(PROGRAM, str(DEVICE), kind)

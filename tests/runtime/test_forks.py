@@ -376,6 +376,7 @@ def make_pools(*, from_thread: bool) -> None:
     assert found == [expected] * 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("from_thread", [False, True])
 def test_pools_of_processes(from_thread: bool) -> None:
     """In a process of its own: threads that other tests left may hold locks of torch's or of C libraries when a child

@@ -24,6 +24,7 @@ def served(tmp_path: Path, seconds: float, threads: int, sizes: int) -> dict[str
     return found
 
 
+@pytest.mark.slow
 def test_no_answer_is_wrong(tmp_path: Path) -> None:
     found = served(tmp_path, 6, 3, 20)
     assert found["requests"] >= 8  # on a busy machine few are answered

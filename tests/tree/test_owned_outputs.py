@@ -253,6 +253,7 @@ class Cycle:
         self.me, self.held = self, held
 
 
+@pytest.mark.one_in(2)
 def test_memory_that_becomes_free_while_a_recording_is_made_is_no_longer_known_as_anothers() -> None:
     """What was used when a recording began may be its own by the end."""
 
