@@ -64,7 +64,7 @@ def _counted(number: int, name: str) -> str:
 @seen
 @define
 class Counters:
-    """Totals of one captured function, over all threads.
+    """Totals of one captured function, over all threads. A backward pass that is recorded apart counts as a call.
 
     Fields and their meaning are listed here alone: ``Recordings`` gets the same fields from here.
     """
