@@ -93,9 +93,31 @@ int address_of(PyObject *tensor, uint64_t *address)
     return *address == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
 }
 
-int add_util(PyObject *module)
+/* ``sys._current_frames`` holds a lock of Python's while it makes objects. Up to Python 3.11 that may collect garbage, and
+   what ends then may let another thread run, which waits for that lock for ever if it asks the same. Nothing lets another
+   thread run here while the collector rests, so none sees that it does. */
+static PyObject *current_frames(PyObject *module, PyObject *unused)
 {
     (void)module;
+    (void)unused;
+    PyObject *function = Py_XNewRef(PySys_GetObject("_current_frames"));
+    if (function == NULL)
+        return PyErr_Format(PyExc_AttributeError, "sys._current_frames");
+    int was_on = PyGC_Disable();
+    PyObject *frames = PyObject_CallNoArgs(function);
+    if (was_on)
+        PyGC_Enable();
+    Py_DECREF(function);
+    return frames;
+}
+
+static PyMethodDef functions[] = {
+    {"current_frames", current_frames, METH_NOARGS, "The frame of each thread by its number, as ``sys._current_frames``."},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_util(PyObject *module)
+{
     NAMES(INTERN)
-    return 0;
+    return PyModule_AddFunctions(module, functions);
 }

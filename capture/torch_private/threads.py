@@ -8,9 +8,9 @@ counts: what must not be seen by others waits until it ends, and what was drawn 
 
 from __future__ import annotations
 
-import sys
 import threading
 
+from capture.native import native
 from capture.torch_private.capabilities import NO_TASK, graph_task
 
 _HELPERS = ("multiprocessing.queues", "torch.utils.data._utils.pin_memory", "torch._inductor.", "tqdm.")
@@ -25,7 +25,7 @@ def others_may_run() -> bool:
     here = threading.current_thread()  # from then on a thread of C++ is known
     if threading.active_count() == 1:
         return False
-    running = set(sys._current_frames())  # of the frames none is kept: this one's would hold itself, and all that run
+    running = set(native.current_frames())  # of the frames none is kept: this one's would hold itself, and all that run
     others = [thread for thread in threading.enumerate() if thread is not here and not _is_helper(thread)]
     awake = [thread for thread in others if not isinstance(thread, threading._DummyThread) or thread.ident in running]
     is_awaited = isinstance(here, threading._DummyThread) and graph_task() != NO_TASK

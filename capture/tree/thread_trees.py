@@ -17,7 +17,7 @@ from capture.core import forks
 from capture.core.alive import Alive
 from capture.core.config import Config, current, put, put_back
 from capture.engines.base import Backend
-from capture.native import seen
+from capture.native import native, seen
 from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.tree.step import Marks, marks, use_marks
 from capture.tree.tree import Tree
@@ -165,7 +165,7 @@ class acting_for:
 def _runs_for(thread: int) -> bool:
     """Whether that thread waits for autograd, which started this one. The answer of a caller of autograd may be that it
     is busy."""
-    frame, waiting = sys._getframe(), sys._current_frames().get(thread)
+    frame, waiting = sys._getframe(), native.current_frames().get(thread)
     while frame.f_back is not None and frame.f_code.co_name != _ENGINE:
         frame = frame.f_back
     return frame.f_code.co_name != _ENGINE and waiting is not None and waiting.f_code.co_name == _ENGINE
