@@ -6,6 +6,7 @@ optimizer counts as one with hooks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ def _hooks(optimizer: torch.optim.Optimizer) -> list[Callable[..., Any]]:
     return [hook for table in tables for hook in table.values()]
 
 
+@functools.cache  # not at import: the first optimizer of a process imports torch._dynamo, which takes a second
 def _finds_hooks() -> bool:
     optimizer = torch.optim.SGD([torch.zeros(1, device="cpu", requires_grad=True)], lr=0.1)
 
@@ -42,11 +44,8 @@ def _finds_hooks() -> bool:
             handle.remove()
 
 
-FINDS_HOOKS = _finds_hooks()
-
-
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Functions that are none of this library's run before or after its steps."""
-    if not FINDS_HOOKS or any(name not in vars(optimizer) for name in _OWN):
+    if not _finds_hooks() or any(name not in vars(optimizer) for name in _OWN):
         return True
     return any(not str(getattr(one, "__module__", "")).startswith(_LIBRARY) for one in _hooks(optimizer))
