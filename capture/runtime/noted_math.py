@@ -22,11 +22,13 @@ _FUNCTIONS = {name: value for name, value in vars(math).items() if callable(valu
 def noting_math(noting: Noting, run: Callable[[], Result]) -> Result:
     """Run something while the functions of ``math`` note what they get."""
 
+    own = {name: function for name, function in _FUNCTIONS.items() if vars(math).get(name) is function}  # not a user's
+
     def put_back(_: Sequence[BaseException] = ()) -> None:
-        vars(math).update(_FUNCTIONS)
+        vars(math).update(own)
 
     def replaced() -> Result:
-        vars(math).update({name: functools.partial(_called, noting, name) for name in _FUNCTIONS})
+        vars(math).update({name: functools.partial(_called, noting, name) for name in own})
         result = run()
         put_back()
         return result

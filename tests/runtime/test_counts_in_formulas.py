@@ -291,6 +291,15 @@ def test_math_is_as_before(kind: type[Adam]) -> None:
     assert vars(math) == before
 
 
+def test_a_function_that_a_user_put_into_math_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(number: float) -> float:
+        return 2 * number
+
+    monkeypatch.setattr(math, "sqrt", doubled)
+    beside(WithMath)
+    assert math.sqrt is doubled
+
+
 class Optimizer(torch.optim.Optimizer):
     """A subclass of torch's, with its count in the group, or one for each parameter."""
 
