@@ -79,13 +79,7 @@ def _is_like(other: Entry, entry: Entry) -> bool:
     """It was watched, tensors were made of arrays there, and its runs can be undone."""
     facts = other.facts
     made = facts is not None and any(one.kind == "array" for one in facts.host_work)
-    return (
-        made
-        and facts is not None
-        and not calls_out(facts)
-        and other.region is None
-        and not any(one.kind == "call" for one in facts.effects)
-    )
+    return made and facts is not None and not calls_out(facts) and other.region is None and _left_nothing(facts)
 
 
 def _left_nothing(facts: Facts) -> bool:
