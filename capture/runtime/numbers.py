@@ -156,8 +156,9 @@ def _agrees(
         if run is None or run.error is not error:
             raise
         return False  # the body takes no such numbers
-    is_like = second is not None and watched.amounts == second.amounts
-    return second is not None and is_like and watched.agrees(own, others, second.sequence, second.scalars)
+    if second is None or second.amounts != watched.amounts:
+        return False
+    return watched.agrees(own, others, second.sequence, second.scalars)
 
 
 def _noted_as_floats(
