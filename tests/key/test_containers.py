@@ -1,4 +1,4 @@
-"""Containers as arguments and results: opened where their parts are known, by identity where not."""
+"""Containers as arguments and results: one whose parts are known is opened, any other is told apart by identity."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ NESTS: list[Callable[[Tensor, Tensor], Any]] = [
 
 
 def total(nest: Any) -> Tensor:
-    """Sum of all tensors in a nest; numbers count, too."""
+    """One tensor made of all tensors and numbers in a nest; it depends on their order, too."""
     if isinstance(nest, Tensor):
         return nest
     if isinstance(nest, (int, float)):
@@ -162,9 +162,9 @@ def test_nested_containers_come_back(make: Callable[[Tensor, Tensor], Any]) -> N
 def test_an_output_container_is_new_on_every_call() -> None:
     captured = capture(lambda x: {"y": [torch.relu(x)]})
     got = [captured(A) for _ in range(5)]
-    for one in got:
-        one["y"].append(A)
-        one["z"] = []
+    for result in got:
+        result["y"].append(A)
+        result["z"] = []
     again = captured(A)
     assert list(again) == ["y"]
     assert len(again["y"]) == 1
@@ -177,8 +177,8 @@ def test_the_caller_s_containers_stay_the_caller_s() -> None:
     captured = capture(first)
     for _ in range(5):
         cache = {"k": [x_of(3)]}
-        _, same, inner = captured(A, cache)
-        assert same["k"][0] is cache["k"][0]
+        _, given_back, inner = captured(A, cache)
+        assert given_back["k"][0] is cache["k"][0]
         assert inner[0] is cache["k"][0]
 
 

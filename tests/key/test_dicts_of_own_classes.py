@@ -1,4 +1,4 @@
-"""Objects that are dicts with code of their own: what is kept beside their items is guarded, and none of it runs."""
+"""Instances of subclasses of ``dict``: guards look at their attributes, too, and run no code of their classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.device import DEVICE
 
 
 class Registry(dict[Any, Any]):
-    """A dict that looks values up by the key's ``__name__``, as libraries keep their classes."""
+    """A dict that looks values up by their key's ``__name__``, as libraries' registries of classes do."""
 
     scale: float
 

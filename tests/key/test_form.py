@@ -1,4 +1,4 @@
-"""What no kernel can tell is no part of a key: alignments and strides that mean nothing, where nobody asks for them."""
+"""Alignments and strides that cannot change a result are not in the key, unless the body asks for them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from tests.support.keys import fresh as fresh
 
 
 def _last(n: int) -> Tensor:
-    """The last 8 of a row: another stride of the dimension of size 1, and another alignment, for each length."""
+    """The last 8 elements of a row of n: for each n the dimension of size 1 has another stride, and the first element
+    another alignment."""
     return x_of(n, 1, n)[:, -8:]
 
 
 def _compare(body: Callable[..., Any], makers: list[Callable[[int], Tensor]], times: int = 24) -> Any:
-    """Compare calls with other forms with eager ones, strides included. Gives the captured function."""
+    """Call with arguments of another form each time, and compare with eager, strides included. Gives the captured
+    function."""
     mine = capture(body, max_recordings=50)
     for n in range(8, 8 + times):
         assert bits(mine(*[make(n) for make in makers])) == bits(body(*[make(n) for make in makers]))
@@ -63,8 +65,8 @@ def test_one_element_lies_anywhere(name: str, shape: tuple[int, ...]) -> None:
     table, x = torch.arange(1.0, 33.0, device=DEVICE), x_of(0, 3, 4)
     mine = capture(ONE_ELEMENT[name])
     for i in range(32):
-        one = table[i].view(shape)
-        assert bits(mine(x, one)) == bits(ONE_ELEMENT[name](x, one))
+        scalar = table[i].view(shape)
+        assert bits(mine(x, scalar)) == bits(ONE_ELEMENT[name](x, scalar))
     assert recordings(mine).recordings == 1
 
 
@@ -108,7 +110,7 @@ def test_strides_of_another_order_are_another_key() -> None:
 
 
 def test_a_branch_that_sees_forms_ends_it() -> None:
-    """What is known of one branch does not hold for the other, which the same key may reach."""
+    """One branch cannot see strides. The same key may reach the other one, which keeps them in its result."""
     ways = [0]
 
     def body(x: Tensor) -> Tensor:
@@ -123,15 +125,15 @@ def test_a_branch_that_sees_forms_ends_it() -> None:
 def test_forms_of_a_region() -> None:
     """Results need gradients: forward and backward are recorded apart."""
     torch.set_grad_enabled(True)
-    weight, other = (nn.Parameter(x_of(3, 1, 8)) for _ in range(2))
+    weight, twin = (nn.Parameter(x_of(3, 1, 8)) for _ in range(2))
 
     def body(x: Tensor, weight: Tensor) -> Tensor:
         return x * weight + 1
 
     mine = capture(body, max_recordings=50)
     for n in range(8, 24):
-        got, expected = mine(_last(n), weight), body(_last(n), other)
+        got, expected = mine(_last(n), weight), body(_last(n), twin)
         assert bits(got) == bits(expected)
         got.sum().backward()
         expected.sum().backward()
-    assert bits(weight.grad) == bits(other.grad)
+    assert bits(weight.grad) == bits(twin.grad)

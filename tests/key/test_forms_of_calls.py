@@ -1,4 +1,5 @@
-"""A function that sees in which form it is called gets the caller's own, in every call, and is replayed."""
+"""A function that can see which arguments come by position and which by name gets them in every call as the caller
+gave them, and is replayed."""
 
 from __future__ import annotations
 
@@ -121,10 +122,10 @@ def test_a_forward_that_a_decorator_wraps(with_gradients: bool) -> None:
         for number in range(6):
             x = torch.full((3,), float(number))
             for kwargs in ({}, {"scale": 3.0}, {"scale": None}):
-                found, expected = module(x, **kwargs), eager(x, **kwargs)
-                assert torch.equal(found, expected)
+                result, expected = module(x, **kwargs), eager(x, **kwargs)
+                assert torch.equal(result, expected)
                 if with_gradients:
-                    found.sum().backward()
+                    result.sum().backward()
                     expected.sum().backward()
                     assert str(module.weight.grad) == str(eager.weight.grad)
     assert recordings(module).replays > 6

@@ -1,4 +1,4 @@
-"""The key: one call one key however it is written, and plain values told apart with their types."""
+"""The key of a call: it is the same however the call is written, and tells plain values of different types apart."""
 
 from __future__ import annotations
 
@@ -131,7 +131,6 @@ VALUES: list[Any] = [
 
 def test_values_are_told_apart_with_their_types() -> None:
     """``True``, ``1`` and ``1.0`` are equal in Python and different here, ``0.0`` and ``-0.0`` too."""
-    seen: list[Any] = []
 
     @capture(max_recordings=100)
     def tell(x: Tensor, value: Any) -> tuple[Tensor, Any]:
@@ -139,10 +138,7 @@ def test_values_are_told_apart_with_their_types() -> None:
 
     for _ in range(3):
         for value in VALUES:
-            got = tell(A, value)
-            assert bits(got[1]) == bits(value), value
-            seen.append(value)
-            del got
+            assert bits(tell(A, value)[1]) == bits(value), value
     assert recordings(tell).observations == len(VALUES)
     assert recordings(tell).recordings == len(VALUES)
 
@@ -222,7 +218,7 @@ def test_parameters_die_with_a_module_that_had_a_key(kind: Any, forgets: bool) -
     if forgets:
         signature.forget_module_structure(model)
     assert signature.module_key(model, []) == key
-    parameters = [weakref.ref(one) for one in model.parameters()]
+    parameters = [weakref.ref(parameter) for parameter in model.parameters()]
     del model
     gc.collect()
-    assert [one() for one in parameters] == [None] * 4
+    assert [reference() for reference in parameters] == [None] * 4

@@ -1,4 +1,4 @@
-"""Metadata of tensors, aliases and ambient modes: what differs there is another key."""
+"""Calls that differ in tensors' metadata, in which arguments share memory, or in torch's modes have different keys."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_alias_pattern_is_in_the_key(first: str, second: str) -> None:
     for name in (first, first, first, second, second, second, first, second):
         mine, theirs = _pairs()[name](), _pairs()[name]()
         assert bits(captured(*mine)) == bits(shifted(*theirs))
-        assert [bits(one) for one in mine] == [bits(one) for one in theirs]
+        assert [bits(tensor) for tensor in mine] == [bits(tensor) for tensor in theirs]
 
 
 def _laid(order: tuple[int, ...]) -> list[Tensor]:
@@ -153,9 +153,9 @@ def _laid(order: tuple[int, ...]) -> list[Tensor]:
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
 def test_a_pattern_of_shared_memory_does_not_tell_where_it_lies(order: tuple[int, ...]) -> None:
-    leaves, others = _laid(order), _laid((0, 1, 2))
+    leaves, twins = _laid(order), _laid((0, 1, 2))
     spans = [inputs.span_of(leaf) for leaf in leaves]
-    assert inputs.alias_pattern(leaves, spans) == inputs.alias_pattern(others, spans)
+    assert inputs.alias_pattern(leaves, spans) == inputs.alias_pattern(twins, spans)
     groups = tensor_meta.alias_groups(leaves)
     assert groups == [0, 1, 2, 0, 1, 2, 0, 2]
     swapped = [leaves[1], leaves[0], *leaves[2:]]
@@ -174,7 +174,7 @@ def test_one_recording_serves_all_places_of_a_pattern() -> None:
         for order in (*itertools.permutations(range(3)),) * 3:
             mine, theirs = _laid(order), _laid(order)
             assert bits(captured(*mine)) == bits(three(*theirs))
-            assert [bits(one) for one in mine] == [bits(one) for one in theirs]
+            assert [bits(tensor) for tensor in mine] == [bits(tensor) for tensor in theirs]
     counted = recordings(captured)
     assert counted.recordings == 1
     assert counted.replays >= 15
@@ -193,7 +193,7 @@ PUT = {"overrideable_sdp_enabled": "_set_sdp_use_overrideable", "fa3_sdp_enabled
 
 
 def _flag(name: str) -> contextlib.AbstractContextManager[Any]:
-    """The other value of a switch that ``torch.backends`` sets."""
+    """Set a switch of ``torch.backends`` to its other value for a block."""
 
     def get() -> bool:
         value = getattr(torch._C, f"_get_{name}")()
@@ -249,17 +249,19 @@ def test_every_ambient_mode_is_in_the_key(name: str) -> None:
             check_same(captured, modal, x, w, times=1)
     counts = recordings(captured).observations, recordings(captured).recordings
     elsewhere = ("mkldnn",) if DEVICE.type != "cpu" else ("cublas", "fa3")
-    nothing_to_it = name.startswith(elsewhere)  # what changes nothing there may be overlooked
+    nothing_to_it = name.startswith(elsewhere)  # a switch without effect on this device may be left out of the key
     assert counts == (2, 2) or (nothing_to_it and counts == (1, 1))
 
 
 def test_a_mode_that_changes_nothing_costs_one_long_call() -> None:
-    """The type that autocast would use, while it is off."""
+    """The mode is the dtype that autocast would use; autocast is off."""
     captured = capture(modal)
     x, w = x_of(1), x_of(2, 4, 4)
     for dtype in (torch.bfloat16, torch.float16):
         with _setting(
-            lambda: torch.get_autocast_dtype(DEVICE.type), lambda one: torch.set_autocast_dtype(DEVICE.type, one), dtype
+            lambda: torch.get_autocast_dtype(DEVICE.type),
+            lambda dtype: torch.set_autocast_dtype(DEVICE.type, dtype),
+            dtype,
         ):
             for _ in range(4):
                 check_same(captured, modal, x, w)
@@ -296,7 +298,7 @@ def test_a_mode_switched_inside_a_block_is_seen() -> None:
 def test_autocast_reaches_inside_operators(
     make: Callable[[], nn.Module], shapes: tuple[tuple[int, ...], ...], kind: str
 ) -> None:
-    """Operators made of others cast inside of them, watched or not; only where autocast is on for their device."""
+    """Composite operators cast inside of them, watched or not, and only where autocast is on for their device."""
     torch.manual_seed(0)
     net = make()
     twin = copy.deepcopy(net)
@@ -331,7 +333,7 @@ class Symmetric(nn.Module):
 def test_parametrized_weights_that_torch_keeps_go_on_as_part_of_the_callers_graph(
     kept: Callable[[int], bool], apart: bool
 ) -> None:
-    """With their graphs, which calls in one block have in common."""
+    """``parametrize.cached`` keeps the weights with their graphs, which the calls of one block share."""
     torch.manual_seed(0)
     net = nn.Linear(3, 3)
     parametrize.register_parametrization(net, "weight", Symmetric())
@@ -339,9 +341,9 @@ def test_parametrized_weights_that_torch_keeps_go_on_as_part_of_the_callers_grap
     forward = capture(net) if apart else capture(lambda x: net(x))
     for call in range(10):
         x, grads = x_of(call, 2, 3), []
-        for one, owner in ((forward, net), (twin, twin)):
+        for function, owner in ((forward, net), (twin, twin)):
             with parametrize.cached() if kept(call) else contextlib.nullcontext():
-                y = one(x) + one(x + 1)
+                y = function(x) + function(x + 1)
             owner.zero_grad()
             y.sum().backward()
             grads.append([bits(y), *[bits(parameter.grad) for parameter in owner.parameters()]])
@@ -389,8 +391,8 @@ def test_a_mode_that_the_body_leaves_is_left_by_every_call(name: str) -> None:
     captured = capture(body)
     try:
         for call in range(4):
-            found = [(bits(one(x_of(call, 3))), read(), end()) for one in (body, captured)]
-            assert found[0] == found[1], call
+            results = [(bits(function(x_of(call, 3))), read(), end()) for function in (body, captured)]
+            assert results[0] == results[1], call
     finally:
         end()
 
@@ -422,6 +424,6 @@ def test_a_block_of_autocast_in_the_body_casts_a_weight_once(whole: bool) -> Non
         if not whole:
             loss.backward()
         assert bits(loss.detach()) == bits(step(twin, x)), call
-        for parameter, other in zip(net.parameters(), twin.parameters(), strict=True):
-            assert bits(parameter.grad) == bits(other.grad), call
+        for parameter, twin_parameter in zip(net.parameters(), twin.parameters(), strict=True):
+            assert bits(parameter.grad) == bits(twin_parameter.grad), call
     assert recordings(captured).replays

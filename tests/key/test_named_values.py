@@ -1,4 +1,5 @@
-"""What a body names, and what a module holds: no recording for a call that would compute something else."""
+"""Values that a body names (globals, cells, attributes) and that modules hold: after a change no call gets a recording
+that was made with the old value."""
 
 from __future__ import annotations
 
@@ -360,7 +361,8 @@ def test_old_and_new_precision_settings_may_be_mixed() -> None:
 
 
 def test_streams_and_events_are_never_referenced_weakly() -> None:
-    """Those of a device die without clearing such references (torch 2.11): what is asked later is freed memory."""
+    """A device's streams and events die without clearing weak references to them (torch 2.11), which then lead to freed
+    memory."""
     stream, event = torch.Stream(device="cpu"), torch.Event()
     named = capture(lambda x: x + (1 if repr(stream) else 0))
     given = capture(lambda x, mark: x + (1 if repr(mark) else 0))
@@ -373,7 +375,7 @@ def test_streams_and_events_are_never_referenced_weakly() -> None:
 
 
 class Doubling(nn.Module):
-    """Names itself: by a bound method among its attributes."""
+    """A module that refers to itself, by a bound method among its attributes."""
 
     def __init__(self) -> None:
         super().__init__()

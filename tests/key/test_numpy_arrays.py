@@ -1,4 +1,4 @@
-"""NumPy arrays and other things that are written in place: no replay uses what they were."""
+"""NumPy arrays and other values that are written in place: no replay uses what they held before."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAKERS: dict[str, Callable[[Any], Tensor]] = {
 
 
 class Policy:
-    """An environment's observation, reused from step to step."""
+    """Holds an observation that is written anew in each step, as environments for reinforcement learning do."""
 
     def __init__(self) -> None:
         self.observation = np.ones(4, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Objects of plain classes are opened by what they hold: as arguments, as results, new in every call or not."""
+"""Objects of plain classes as arguments and results are opened: what they hold is in the key, not who they are."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SlottedMore(Slotted):
 
 
 class Batch(collections.UserDict[str, Any]):
-    """A mapping with attributes, like the results of tokenizers."""
+    """A mapping with attributes, like ``transformers.BatchEncoding``."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -69,7 +69,7 @@ class Store:
 
 
 class Data:
-    """An object with its members in a store that refers back to it, as data sets of graphs have."""
+    """An object with its members in a store that refers back to it, like ``torch_geometric.data.Data``."""
 
     def __init__(self, **members: Any) -> None:
         self.__dict__["store"] = Store(self)
@@ -100,7 +100,7 @@ class WithHidden:
 
 
 class Bomb:
-    """Runs none of its code while it is opened."""
+    """Its methods raise: none of them may run while an instance is opened."""
 
     def __init__(self, x: Tensor) -> None:
         object.__setattr__(self, "x", x)
@@ -119,9 +119,9 @@ class Node:
 
 
 def ring(seed: int) -> Node:
-    one, other = Node(x_of(seed)), Node(x_of(seed + 100))
-    one.next, other.next = other, one
-    return one
+    first, second = Node(x_of(seed)), Node(x_of(seed + 100))
+    first.next, second.next = second, first
+    return first
 
 
 READ: dict[str, tuple[Callable[[Any], Any], Callable[[int], Any]]] = {
@@ -143,8 +143,8 @@ READ: dict[str, tuple[Callable[[Any], Any], Callable[[int], Any]]] = {
     "attrs": (lambda d: d.x * d.k, lambda n: Defined(x_of(n))),
     "hidden beside fields": (lambda d: d.x * d.hidden, lambda n: WithHidden(x_of(n))),
     "nested": (lambda p: p.a[0].x + p.b["y"].a, lambda n: Pair([Slotted(x_of(n), 1)], {"y": Pair(x_of(n + 50), 1)})),
-    "cycle": (lambda one: one.x * 2 + one.next.x + one.next.next.x, ring),
-    "code of its own": (lambda one: one.x * 2, lambda n: Bomb(x_of(n))),
+    "cycle": (lambda node: node.x * 2 + node.next.x + node.next.next.x, ring),
+    "code of its own": (lambda bomb: bomb.x * 2, lambda n: Bomb(x_of(n))),
     "distribution": (
         lambda d: d.log_prob(A),
         lambda n: torch.distributions.Normal(x_of(n), x_of(n + 50).exp(), validate_args=False),
@@ -177,16 +177,16 @@ MADE: dict[str, Callable[[Tensor], Any]] = {
 
 
 def _content(value: Any) -> Any:
-    """All that an object holds."""
+    """All that an object holds, in a form that can be compared."""
     if isinstance(value, weakref.ref):
         return "reference", type(value())
     if isinstance(value, (list, tuple)):
-        return type(value), [_content(one) for one in value]
+        return type(value), [_content(member) for member in value]
     own = {name: getattr(value, name) for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())}
     own |= value if isinstance(value, dict) else getattr(value, "__dict__", {})
     if isinstance(value, Tensor) or not own:
         return bits(value)
-    return type(value), {name: _content(one) for name, one in own.items()}
+    return type(value), {name: _content(member) for name, member in own.items()}
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -201,16 +201,16 @@ def test_objects_as_results(name: str) -> None:
 
 def test_what_holds_together_in_a_result_holds_together_in_each_replay() -> None:
     def body(x: Tensor) -> Any:
-        one = Node(x * 2)
-        one.next = Node(x + 1)
-        one.next.next = one
-        return one, Data(x=x), [one]
+        node = Node(x * 2)
+        node.next = Node(x + 1)
+        node.next.next = node
+        return node, Data(x=x), [node]
 
     mine = capture(body)
     for n in range(5):
-        one, data, again = mine(x_of(n))
-        assert one.next.next is one
-        assert again[0] is one
+        node, data, again = mine(x_of(n))
+        assert node.next.next is node
+        assert again[0] is node
         assert data.store.parent() is data
     assert recordings(mine).replays == 3 - AGAIN
 
@@ -235,16 +235,16 @@ def test_plain_members_and_structure_tell_calls_apart() -> None:
 
 
 def test_one_object_twice_is_not_two_of_equal_content() -> None:
-    def body(one: Any, other: Any) -> Any:
-        one.scale = one.scale + 1 if isinstance(one.scale, Tensor) else one.a * 3
-        return other.a * other.scale
+    def body(first: Any, second: Any) -> Any:
+        first.scale = first.scale + 1 if isinstance(first.scale, Tensor) else first.a * 3
+        return second.a * second.scale
 
     mine = capture(body)
     for n in range(12):
         for way in (0, 1):
             first, twin = Pair(x_of(n), 1), Pair(x_of(n), 1)
-            second, other = (first, twin) if way else (Pair(x_of(n), 1), Pair(x_of(n), 1))
-            assert bits(mine(first, second)) == bits(body(twin, other))
+            second, second_twin = (first, twin) if way else (Pair(x_of(n), 1), Pair(x_of(n), 1))
+            assert bits(mine(first, second)) == bits(body(twin, second_twin))
             assert bits(first.scale) == bits(twin.scale)
 
 
@@ -314,7 +314,7 @@ def test_the_callers_own_object_is_changed(name: str, *, kept: bool) -> None:
 
 
 def test_a_cache_that_a_body_fills() -> None:
-    """Nothing in it before: later calls get another one that is empty, and the full one."""
+    """It is empty at first; later calls get it filled, and then another one that is empty."""
 
     class Layer:
         keys: Tensor | None = None
@@ -346,16 +346,16 @@ HELD: Any = None
 def test_an_object_that_state_holds_too_and_the_body_changes(at: str) -> None:
     """The object is reached in two ways. A copy of the argument would not show the change in the other place."""
 
-    def both(other: Any, pair: Any, x: Tensor) -> Any:
+    def update(held: Any, pair: Any, x: Tensor) -> Any:
         pair.a = x * 2
-        return other.a + pair.b
+        return held.a + pair.b
 
     class Net(nn.Module):
         held: Any = None
 
         @override
         def forward(self, pair: Any, x: Tensor) -> Any:
-            return both(self.held, pair, x)
+            return update(self.held, pair, x)
 
     def build() -> tuple[Callable[..., Any], Any]:
         pair = Pair(x_of(1), x_of(2))
@@ -363,17 +363,17 @@ def test_an_object_that_state_holds_too_and_the_body_changes(at: str) -> None:
         net.held = pair
         if at == "attribute":
             return net, pair
-        return (lambda pair, x: both(HELD, pair, x)) if at == "global" else (lambda p, x: both(pair, p, x)), pair
+        return (lambda pair, x: update(HELD, pair, x)) if at == "global" else (lambda p, x: update(pair, p, x)), pair
 
     global HELD
-    (body, pair), (other, twin) = build(), build()
+    (body, pair), (eager, twin) = build(), build()
     mine = capture(body)
     for n in range(6):
         HELD = pair
         with pytest.warns(CaptureWarning, match="is also") if n == 0 else contextlib.nullcontext():
             got = mine(pair, x_of(n))
         HELD = twin
-        assert bits(got) == bits(other(twin, x_of(n)))
+        assert bits(got) == bits(eager(twin, x_of(n)))
         assert bits(pair.a) == bits(twin.a)
     HELD = None
 
@@ -386,8 +386,8 @@ class Hidden(collections.deque[Any]):
 
 
 def test_a_registered_class_is_opened_as_it_says() -> None:
-    register_container(Hidden, lambda one: (list(one), one.maxlen), lambda members, most: Hidden(members, most))
-    mine = capture(lambda one: Hidden([one[0] * 2, one[1]], one.maxlen))
+    register_container(Hidden, lambda queue: (list(queue), queue.maxlen), lambda members, most: Hidden(members, most))
+    mine = capture(lambda queue: Hidden([queue[0] * 2, queue[1]], queue.maxlen))
     for n in range(6):
         got = mine(Hidden([x_of(n), 3], 5))
         assert type(got) is Hidden
@@ -396,7 +396,7 @@ def test_a_registered_class_is_opened_as_it_says() -> None:
 
 
 def test_objects_in_static_stay_whole() -> None:
-    """One object for many calls, read where it is: it has a recording of its own."""
+    """The same object in many calls: a recording is bound to it, and reads its tensor where it is."""
 
     def body(x: Tensor, pair: Any) -> Any:
         pair.a.add_(x)
@@ -412,17 +412,17 @@ def test_objects_in_static_stay_whole() -> None:
 
 def test_gradients_through_objects() -> None:
     torch.set_grad_enabled(True)
-    weight, other = (nn.Parameter(x_of(3)) for _ in range(2))
+    weight, twin = (nn.Parameter(x_of(3)) for _ in range(2))
 
     def body(p: Any, weight: Tensor) -> Any:
         return types.SimpleNamespace(loss=(p.a * weight).sum(), y=p.a + weight)
 
     mine = capture(body)
     for n in range(6):
-        got, expected = mine(Pair(x_of(n), 1), weight), body(Pair(x_of(n), 1), other)
+        got, expected = mine(Pair(x_of(n), 1), weight), body(Pair(x_of(n), 1), twin)
         (got.loss + got.y.sum()).backward()
         (expected.loss + expected.y.sum()).backward()
-        assert bits(weight.grad) == bits(other.grad)
+        assert bits(weight.grad) == bits(twin.grad)
     assert recordings(mine).replays >= 3
 
 

@@ -1,4 +1,5 @@
-"""Binding the arguments of a call as Python does, for every kind of parameter, and calling from the values."""
+"""Arguments of a call are bound as Python binds them, for every kind of parameter; functions are called with the values
+that this gives."""
 
 from __future__ import annotations
 
@@ -47,10 +48,14 @@ def test_arguments_are_bound_as_python_binds_them(name: str, args: list[int], kw
         with pytest.raises(TypeError):
             binder.values(*args, **kwargs)
         return
-    found = binder.values(*args, **kwargs)
-    assert found == expected
-    assert all(list(one) == list(other) for one, other in zip(found, expected, strict=True) if isinstance(one, dict))
-    assert binder.call(function, found) == expected
+    values = binder.values(*args, **kwargs)
+    assert values == expected
+    assert all(
+        list(bound_value) == list(expected_value)
+        for bound_value, expected_value in zip(values, expected, strict=True)
+        if isinstance(bound_value, dict)
+    )
+    assert binder.call(function, values) == expected
 
 
 def test_default_values_are_shared_and_never_compared() -> None:
@@ -63,11 +68,11 @@ def test_default_values_are_shared_and_never_compared() -> None:
 
     odd = Odd()
     binder = make_binder(inspect.signature(FUNCTIONS["defaults"]))
-    found = binder.values(odd)
-    assert found[0] is odd
-    assert found[1] is DEFAULT
-    found = binder.values(z=odd, x=odd)
-    assert found[2] is odd
+    values = binder.values(odd)
+    assert values[0] is odd
+    assert values[1] is DEFAULT
+    values = binder.values(z=odd, x=odd)
+    assert values[2] is odd
 
 
 # ------------------------------------------------------------------------------------- any signature, called in any way
@@ -108,7 +113,7 @@ def signatures(draw: st.DrawFn) -> inspect.Signature:
 
 @st.composite
 def calls(draw: st.DrawFn, signature: inspect.Signature) -> tuple[tuple[Value, ...], dict[str, Value]]:
-    """Mostly such that the signature could take it: a name in any order for most of what no position gives."""
+    """Arguments that the signature takes in most cases: most parameters that get none by position get one by name."""
     count = draw(st.integers(0, 6 if draw(st.booleans()) else len(signature.parameters)))
     left = [name for name in list(signature.parameters)[count:] if draw(st.integers(0, 5))]
     odd = draw(
@@ -119,8 +124,8 @@ def calls(draw: st.DrawFn, signature: inspect.Signature) -> tuple[tuple[Value, .
 
 
 def as_function(signature: inspect.Signature) -> Callable[..., Any]:
-    """A function of this signature that gives the tuple of its parameters: Python's own word on any call."""
-    given = {name: one.default for name, one in signature.parameters.items()}
+    """A function of this signature that returns the tuple of its parameters, as Python itself binds them."""
+    given = {name: parameter.default for name, parameter in signature.parameters.items()}
     text = f"lambda {str(signature)[1:-1]}: ({''.join(f'{name}, ' for name in given)})"
     made: Callable[..., Any] = eval(text, {"given": given})  # noqa: S307 - names and defaults made above
     return made
@@ -132,7 +137,7 @@ def outcome(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         values = function(*args, **kwargs)
     except TypeError:
         return TypeError
-    return [(type(one), list(one.items()) if type(one) is dict else one) for one in values]
+    return [(type(value), list(value.items()) if type(value) is dict else value) for value in values]
 
 
 def as_inspect_binds(signature: inspect.Signature) -> Callable[..., Any]:
@@ -150,16 +155,16 @@ def test_any_call_of_any_signature_is_bound_as_python_and_inspect_bind_it(data: 
     signature = data.draw(signatures())
     args, kwargs = data.draw(calls(signature))
     binder, function = make_binder(signature), as_function(signature)
-    found = outcome(binder.values, args, kwargs)
-    assert found == outcome(function, args, kwargs)
+    bound = outcome(binder.values, args, kwargs)
+    assert bound == outcome(function, args, kwargs)
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
     if not any(kinds.get(name) is Parameter.POSITIONAL_ONLY for name in kwargs):
         # where inspect is right in all versions: it gives such a name away from 3.13 on, where it has a default, and
         # up to 3.12 where there are other keywords (https://github.com/python/cpython/issues/87106)
-        assert found == outcome(as_inspect_binds(signature), args, kwargs)
-    if found is not TypeError:
+        assert bound == outcome(as_inspect_binds(signature), args, kwargs)
+    if bound is not TypeError:
         values = binder.values(*args, **kwargs)
-        assert outcome(lambda: binder.call(function, values), (), {}) == found
+        assert outcome(lambda: binder.call(function, values), (), {}) == bound
 
 
 @settings(deadline=None, max_examples=200)
@@ -168,10 +173,16 @@ def test_binding_keeps_no_reference_and_loses_none(data: st.DataObject) -> None:
     signature = data.draw(signatures())
     args, kwargs = data.draw(calls(signature))
     binder, function = make_binder(signature), as_function(signature)
-    objects = [*args, *kwargs, *kwargs.values(), *[one.default for one in signature.parameters.values()], binder.values]
+    objects = [
+        *args,
+        *kwargs,
+        *kwargs.values(),
+        *[parameter.default for parameter in signature.parameters.values()],
+        binder.values,
+    ]
 
     def counts() -> list[int]:
-        return [sys.getrefcount(one) for one in objects]
+        return [sys.getrefcount(counted) for counted in objects]
 
     # The collector would let go of earlier examples' signatures meanwhile, and so of names and `Parameter.empty`.
     gc.disable()
@@ -214,11 +225,11 @@ def test_keywords_are_compared_as_text_and_may_refuse() -> None:
 
 
 def test_names_of_a_signature_need_not_be_interned_or_fit_in_code() -> None:
-    other, made = (str(b"somename", "ascii") for _ in range(2))
-    assert other is not made
-    binder = make_binder(inspect.Signature([Parameter(made, Parameter.POSITIONAL_OR_KEYWORD)]))
+    equal_name, name = (str(b"somename", "ascii") for _ in range(2))
+    assert equal_name is not name
+    binder = make_binder(inspect.Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD)]))
     assert binder.values(somename=1) == (1,)
-    assert binder.values(**{other: 1}) == (1,)
+    assert binder.values(**{equal_name: 1}) == (1,)
     assert native.Binder(("a b", "class"), (1, 3), (1, 1), 1)(**{"class": 3, "a b": 2}) == (2, 3)
 
 

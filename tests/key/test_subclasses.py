@@ -1,4 +1,5 @@
-"""Tensors that hold other tensors, as arguments, parameters and results: opened, kept, closed again."""
+"""Tensor subclasses that hold other tensors (``DTensor`` is one) as arguments, parameters and results: recordings read
+and write the tensors that they hold."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has 
 
 
 class Pair(torch.Tensor):
-    """A number and its error, which add up; ``unit`` is no tensor."""
+    """Values with their errors; every operator is applied to either in the same way. ``unit`` is no tensor."""
 
     value: Tensor
     error: Tensor
@@ -43,8 +44,8 @@ class Pair(torch.Tensor):
     @classmethod
     @override
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        pairs = [one for one in args if isinstance(one, Pair)]
-        parts = [op(*[getattr(one, name) if isinstance(one, Pair) else one for one in args], **(kwargs or {}))
+        pairs = [arg for arg in args if isinstance(arg, Pair)]
+        parts = [op(*[getattr(arg, name) if isinstance(arg, Pair) else arg for arg in args], **(kwargs or {}))
                  for name in ("value", "error")]  # fmt: skip
         return Pair(parts[0], parts[1], pairs[0].unit)
 
@@ -65,23 +66,27 @@ def pair(seed: int, unit: str = "m") -> Pair:
     return Pair(numbers(seed), numbers(seed + 1), unit)
 
 
-def same(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    if isinstance(one, Pair):
-        assert one.unit == other.unit
-        same(one.value, other.value)
-        same(one.error, other.error)
-    elif isinstance(one, DTensor):
-        assert (one.placements, one.device_mesh, one.shape) == (other.placements, other.device_mesh, other.shape)
-        assert one.stride() == other.stride()
-        same(one.to_local(), other.to_local())
+def same(result: Any, expected: Any) -> None:
+    assert type(result) is type(expected)
+    if isinstance(result, Pair):
+        assert result.unit == expected.unit
+        same(result.value, expected.value)
+        same(result.error, expected.error)
+    elif isinstance(result, DTensor):
+        assert (result.placements, result.device_mesh, result.shape) == (
+            expected.placements,
+            expected.device_mesh,
+            expected.shape,
+        )
+        assert result.stride() == expected.stride()
+        same(result.to_local(), expected.to_local())
     else:
-        assert torch.equal(one, other)
+        assert torch.equal(result, expected)
 
 
 @torch.no_grad()
 def test_of_a_users_own_kind() -> None:
-    """Its own state is part of the key, results are of its kind, and keep their values."""
+    """The key has its ``unit``; results are of its class, and keep their values while later calls run."""
 
     def body(x: Any, scale: Tensor) -> dict[str, Any]:
         y = x * scale
@@ -90,13 +95,13 @@ def test_of_a_users_own_kind() -> None:
     captured, held = capture(body), []
     for number in range(12):
         x, scale = pair(number, "m" if number % 2 else "s"), numbers(99, 6)
-        found, expected = captured(x, scale), body(x, scale)
-        assert found["given"] is x
+        result, expected = captured(x, scale), body(x, scale)
+        assert result["given"] is x
         for name in ("pair", "plain", "error"):
-            same(found[name], expected[name])
-        held.append((found["pair"], expected["pair"]))
-    for found, expected in held:
-        same(found, expected)
+            same(result[name], expected[name])
+        held.append((result["pair"], expected["pair"]))
+    for result, expected in held:
+        same(result, expected)
     assert recordings(captured).recordings in (2 * (1 + AGAIN), 2 + 3 * AGAIN)  # a place is found in one go, or in two
     assert recordings(captured).eager_calls == 0
 
@@ -126,15 +131,15 @@ def test_placements_are_in_the_key(mesh: DeviceMesh) -> None:
     placements: list[Any] = [Shard(0), Shard(1), Replicate(), Partial()]
     for number in range(16):
         x = DTensor.from_local(numbers(number), mesh, [placements[number % 4]])
-        for found, expected in zip(captured(x), body(x), strict=True):
-            same(found, expected)
-        del found
+        for result, expected in zip(captured(x), body(x), strict=True):
+            same(result, expected)
+        del result
     assert recordings(captured).recordings == 4
     assert recordings(captured).replays in (7, 8)  # torch reads its own source in the first such run of a process
 
 
 def test_parameters_gradients_and_optimizers(mesh: DeviceMesh) -> None:
-    """A whole step: gradients set and accumulated, momentum, clipping, another parameter in its place."""
+    """A whole step: gradients set and accumulated, momentum, clipping, and a parameter written between two steps."""
 
     def train(captures: bool) -> list[Tensor]:
         torch.manual_seed(0)
@@ -159,16 +164,16 @@ def test_parameters_gradients_and_optimizers(mesh: DeviceMesh) -> None:
                 with torch.no_grad():
                     weight.mul_(0.5)
         if captures:
-            # of the recording that is unlike the run before, as torch reads its own source once, the call is undone
+            # torch reads its own source once: the recording then differs from the run before, and its call is undone
             undone = 0 if EXECUTES else 1
             assert recordings(run).replays >= 9 - undone, recordings(run)
             assert recordings(run).eager_calls <= undone
         states = [state["momentum_buffer"] for state in optimizer.state.values()]
         kept: list[Any] = [*(p.detach() for p in model.parameters()), *(p.grad for p in model.parameters()), *states]
-        return [*losses, *[one.full_tensor() for one in kept]]
+        return [*losses, *[kept_tensor.full_tensor() for kept_tensor in kept]]
 
-    for found, expected in zip(train(True), train(False), strict=True):
-        assert torch.equal(found, expected)
+    for result, expected in zip(train(True), train(False), strict=True):
+        assert torch.equal(result, expected)
 
 
 @pytest.mark.one_in(3)
@@ -192,38 +197,38 @@ def test_gradients_are_true_whatever_happens_between_steps(
             loss = model(x).square().mean()
             loss.backward()
             optimizer.step()
-            found: Tensor = loss.detach().full_tensor()
-            return found
+            value: Tensor = loss.detach().full_tensor()
+            return value
 
         run, seen, held = (capture(step) if captures else step), list[Any](), list[Any]()
         for number in range(20):
             mark_step_begin()
             seen.append(run(distribute_tensor(numbers(number), mesh, [Shard(0)])).tolist())
-            one = parameters[chance.randrange(len(parameters))]
+            parameter = parameters[chance.randrange(len(parameters))]
             action = chance.choice(["nothing", "nothing", "keep", "keep what it holds", "keep a view", "write", "drop"])
             if number > 5 and action == "keep":
-                held.append(one.grad)
+                held.append(parameter.grad)
             elif number > 5 and action == "keep what it holds":
-                held.append(one.grad._local_tensor)
+                held.append(parameter.grad._local_tensor)
             elif number > 5 and action == "keep a view":
-                held.append(one.grad.to_local()[:1])
+                held.append(parameter.grad.to_local()[:1])
             elif number > 5 and action == "write":
                 with torch.no_grad():
-                    one.grad._local_tensor.mul_(2)
+                    parameter.grad._local_tensor.mul_(2)
             elif number > 5 and action == "drop":
-                one.grad = None
-            found = [*held, *[p.grad for p in parameters if p.grad is not None], *[p.detach() for p in parameters]]
-            seen.append([(x.to_local() if isinstance(x, DTensor) else x).tolist() for x in found])
-            del found, one
+                parameter.grad = None
+            tensors = [*held, *[p.grad for p in parameters if p.grad is not None], *[p.detach() for p in parameters]]
+            seen.append([(x.to_local() if isinstance(x, DTensor) else x).tolist() for x in tensors])
+            del tensors, parameter
         return seen, run
 
-    (found, run), (expected, _) = train(True), train(False)
-    assert found == expected
+    (observed, run), (expected, _) = train(True), train(False)
+    assert observed == expected
     assert recordings(run).replays >= 8, recordings(run)
 
 
 def test_gradients_that_nobody_takes_stay_in_the_pool(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds for distributed parameters, too."""
+    """They do for plain parameters; this is about distributed ones."""
     know_nothing_of_writes(monkeypatch)
     model = distribute_module(nn.Linear(6, 3).to(DEVICE), mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -233,8 +238,8 @@ def test_gradients_that_nobody_takes_stay_in_the_pool(mesh: DeviceMesh, monkeypa
         loss: Any = model(x).square().mean()
         loss.backward()
         optimizer.step()
-        found: Tensor = loss.detach().full_tensor()
-        return found
+        value: Tensor = loss.detach().full_tensor()
+        return value
 
     run = capture(step)
     for number in range(12):
@@ -245,7 +250,7 @@ def test_gradients_that_nobody_takes_stay_in_the_pool(mesh: DeviceMesh, monkeypa
 
 
 def test_gradients_outside_keep_it_eager(mesh: DeviceMesh) -> None:
-    """The graph is that of the outer tensor, of which those it holds know nothing."""
+    """Autograd's graph belongs to the outer tensor; the tensors that it holds are not in it."""
     weight = numbers(0, 6, 6).requires_grad_()
     twin = weight.detach().clone().requires_grad_()
 
@@ -269,7 +274,7 @@ def test_gradients_outside_keep_it_eager(mesh: DeviceMesh) -> None:
 
 
 def test_a_parameter_that_is_one_is_made_again_in_replays(mesh: DeviceMesh) -> None:
-    """``nn.Parameter`` of such a tensor keeps its class, and notes on it what it is."""
+    """``nn.Parameter`` of such a tensor keeps its class, and only marks it as a parameter."""
     kept: Any = nn.Module()
     wanted: Any = nn.Module()
 

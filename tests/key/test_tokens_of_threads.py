@@ -1,4 +1,4 @@
-"""Numbers for objects, asked for by many threads at once, while objects die."""
+"""``identity_token`` gives an object the same number in every thread, also while other objects die."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_objects_that_die_in_several_threads() -> None:
 
     def run() -> None:
         try:
-            numbers.append([identity_token(one) for one in shared])
+            numbers.append([identity_token(thing) for thing in shared])
             while time.monotonic() < until:
                 for _ in range(20):
                     identity_token(Thing())
@@ -33,12 +33,12 @@ def test_objects_that_die_in_several_threads() -> None:
     sys.setswitchinterval(1e-6)
     try:
         threads = [threading.Thread(target=run) for _ in range(6)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     finally:
         sys.setswitchinterval(before)
     assert not failed
-    assert all(one == numbers[0] for one in numbers)
-    assert numbers[0] == [identity_token(one) for one in shared]
+    assert all(numbers_of_thread == numbers[0] for numbers_of_thread in numbers)
+    assert numbers[0] == [identity_token(thing) for thing in shared]
