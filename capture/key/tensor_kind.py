@@ -95,6 +95,23 @@ class WithoutGraph:
         return tensor.detach()
 
 
+class AsArray:
+    """A tensor that the body handed out as an array on its memory."""
+
+    @staticmethod
+    def is_of(value: Any) -> bool:
+        """Whether it is an array already."""
+        return not isinstance(value, torch.Tensor)
+
+    @staticmethod
+    def given_to(tensor: torch.Tensor) -> Any:
+        """An array on the memory of the tensor, which keeps that alive."""
+        return tensor.detach().numpy()
+
+
+Kind = TensorKind | WithoutGraph | AsArray
+
+
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
     """Attributes that code set on the tensor, without those that Dynamo sets."""
     return {name: value for name, value in tensor.__dict__.items() if not name.startswith("_dynamo_")}

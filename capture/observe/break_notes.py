@@ -13,9 +13,11 @@ from capture.core.facts import CodeLocation, Island, Mutation
 from capture.key.modes import ambient
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.tensor_meta import storage_of
-from capture.observe import host_values, islands, source_location
+from capture.observe import host_values, islands, returned_value, source_location
 from capture.observe.operator_schema import read_text, traits
+from capture.observe.returned_value import Kept
 from capture.observe.run_notes import RunNotes
+from capture.observe.trace import HandedOut
 from capture.state.optimizers import reach_of_step
 from capture.torch_private import subclasses
 from capture.torch_private.capabilities import generator_id, unseen, without_modes
@@ -48,6 +50,11 @@ class BreakNotes(RunNotes):
         if self._is_reading or self.is_aside or self.fault is not None or self.looks_away:
             return read(tensor, *args, **kwargs)
         reader = host_values.describer_of(name, tensor)
+        keepers: list[Kept] | None = None
+        if reader is not None and name in host_values.ARRAYS and not args and not kwargs:
+            keepers = returned_value.keepers_of_array()
+        if keepers is not None and all(self._is_reached(one.holder) for one in keepers):
+            return self._hand_out(name, tensor, read, keepers)
         self._is_reading = True  # operators that the read itself runs are not noted
         self.quietly(self._note_reading)(name, tensor if reader is not None else None)
         try:
@@ -58,6 +65,31 @@ class BreakNotes(RunNotes):
         finally:
             self._is_reading = False
         return result
+
+    def _hand_out(self, name: str, tensor: torch.Tensor, read: Callable[..., Any], keepers: list[Kept]) -> Any:
+        """Code makes an array that it only returns or keeps. No segment ends: nothing follows from the values."""
+        self._is_reading = True  # ``__array__`` calls ``numpy``
+        try:
+            with unseen():
+                array = read(tensor)
+        finally:
+            self._is_reading = False
+        with unseen():
+            self.quietly(self._note_handed_out)(name, tensor, array, keepers)
+        return array
+
+    def _is_reached(self, holder: Any) -> bool:
+        """Whether it is Python state, so that what the body does to it is found after the run."""
+        return any(value is holder for _, value in list(self.before.sources.values()))
+
+    def _note_handed_out(self, name: str, tensor: torch.Tensor, array: Any, keepers: list[Kept]) -> None:
+        trace = self.trace
+        self._at, trace.plain = None, False
+        self._see_input(tensor, tensor.untyped_storage(), traits(torch.ops.aten.detach.default))
+        trace.arrays[id(array)] = HandedOut(array, tensor.detach(), keepers, self._line())
+        trace.sequence.append(f"host.{name}")
+        trace.scalars.append(())
+        trace.lines.append(self._line())
 
     def _note_reading(self, name: str, tensor: torch.Tensor | None) -> None:
         self.note_sync(name, compared_on=None if tensor is None else tensor.device.type)

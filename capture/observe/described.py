@@ -46,6 +46,8 @@ class KeptLeaf:
     value: Any
     kind: LeafKind
     source: int | str | None = None
+    is_array: bool = False
+    """The body left an array on this tensor's memory."""
     read: int | tuple[int, str] | None = None
     """Of a number that the host reads anew in each call: the number of the read, among those of the run; and how it
     follows from the read, if it is computed."""

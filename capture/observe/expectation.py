@@ -130,6 +130,7 @@ def confirm(
     classify = Classifier(watched, watched.arguments)
     outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
     effects, effect_facts = effects_of(watched, classify)
+    watched.watch.trace.arrays.clear()  # of which the run before proved what becomes of them
     output_facts = [output_info(output, watched) for output in outputs]
     if [output.compared for output in output_facts] != [output.compared for output in wanted.facts.outputs]:
         return "the outputs are others"

@@ -22,6 +22,7 @@ from capture.core.facts import (
     EffectKind,
     Escape,
     Facts,
+    HostSync,
     HostWork,
     Mutation,
     OpaqueLeaf,
@@ -77,13 +78,13 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     outputs = _outputs(watched, classify)
     kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
     effect_facts += [*kinds_as_effects(watched, kept), *watched.left]
+    _note_unproven_arrays(watched, outputs, effects)
     _note_inference(watched, kept)
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
     implicit += (handed_on := classify.handed_on(kept))
     gradients = gradient_uses.uses(watched, classify.argument, kept)
     obstacles = gradient_uses.obstacles(watched, classify.argument, outputs, effects) if gradients else []
-    given = {id(value) for source, value in watched.before.sources.values() if source.kind == "root"}  # handed back
-    opaque = _opaque_outputs([leaf for leaf in outputs if id(leaf.value) not in given])
+    opaque = _opaque_outputs(watched, outputs)
     elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # other facts explain these
     for leaf in kept if not gradients else ():
         if leaf.kind == "fresh":
@@ -125,6 +126,15 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     )
     unread = {input_.path for input_ in handed_on} | {path for path, leaf in arguments if trace.is_unread(leaf)}
     return DescribedRun(facts, implicit, outputs, effects, unread=frozenset(unread))
+
+
+def _note_unproven_arrays(watched: ObservedRun, outputs: Sequence[KeptLeaf], effects: Sequence[KeptEffect]) -> None:
+    """Arrays of which the code said that they are only returned or kept, and that are found elsewhere: the body may
+    have followed their values."""
+    trace = watched.watch.trace
+    for array in KeptReads(watched).unproven_arrays(outputs, effects) if trace.arrays else ():
+        trace.syncs["numpy", id(array), False, None] = HostSync(op="numpy", where=array.where)
+    trace.arrays.clear()
 
 
 def _find_state(watched: ObservedRun, implicit: Sequence[ImplicitInput]) -> None:
@@ -264,6 +274,9 @@ class Classifier:
 
     def leaf(self, path: str, value: Any) -> KeptLeaf:
         """Classify one leaf of an output or effect."""
+        array = self._watched.watch.trace.arrays.get(id(value))
+        if array is not None:
+            return evolve(self.leaf(path, array.tensor), is_array=True)
         if not isinstance(value, torch.Tensor):
             return KeptLeaf(path, value, "python")
         if type(value) not in TENSOR_TYPES or value.layout is not torch.strided or value.is_neg():
@@ -437,11 +450,15 @@ def _once_a_line(trace: RunTrace) -> tuple[HostWork, ...]:
     return tuple(found.values())
 
 
-def _opaque_outputs(outputs: list[KeptLeaf]) -> list[OpaqueLeaf]:
+def _opaque_outputs(watched: ObservedRun, outputs: list[KeptLeaf]) -> list[OpaqueLeaf]:
+    given = {id(value) for source, value in watched.before.sources.values() if source.kind == "root"}  # handed back
     return [
         OpaqueLeaf(path=leaf.path, type=type(leaf.value).__qualname__, role="output", num_tensors=count)
         for leaf in outputs
-        if leaf.kind == "python" and is_opaque(leaf.value) and (count := pytree.count_tensors(leaf.value))
+        if leaf.kind == "python"
+        and id(leaf.value) not in given
+        and is_opaque(leaf.value)
+        and (count := pytree.count_tensors(leaf.value))
     ]
 
 
@@ -542,7 +559,10 @@ def output_info(leaf: KeptLeaf, watched: ObservedRun) -> OutputInfo:
     if leaf.kind == "foreign" and odd_kind(leaf.value) is not None:
         return OutputInfo(path=leaf.path, kind="python", value="tensor")  # reported as what it is
     if isinstance(leaf.value, torch.Tensor):
-        return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, tensor=tensor_info(leaf.value))
+        tensor = tensor_info(leaf.value)
+        return OutputInfo(
+            path=leaf.path, kind=leaf.kind, source=source, tensor=tensor, value="array" if leaf.is_array else None
+        )
     held = objects.referent(leaf.value)
     text = repr(leaf.value)[:200] if held is None else f"weakref to {type(held).__qualname__}"
     if held is None and not (is_value(leaf.value) or is_copied(leaf.value) or watched.had(leaf.value)):

@@ -18,7 +18,7 @@ from capture.observe.described import KeptEffect, KeptLeaf
 from capture.observe.operator_schema import read_text
 from capture.observe.returned_value import Kept, as_returned, computed
 from capture.observe.run import ObservedRun
-from capture.observe.trace import RunTrace
+from capture.observe.trace import HandedOut, RunTrace
 from capture.state.effects import UsesOfNames, is_only_counted, names_holding, uses_of_names
 from capture.state.snapshot import Change
 from capture.state.source import Source
@@ -44,7 +44,8 @@ class KeptReads:
     """Changes by an amount that may be the read, by ``id`` of their sources."""
 
     def __attrs_post_init__(self) -> None:
-        self._uses = uses_of_names(self.watched.ran) if self.watched.watch.trace.kept else UsesOfNames()
+        trace = self.watched.watch.trace
+        self._uses = uses_of_names(self.watched.ran) if trace.kept or trace.arrays else UsesOfNames()
 
     def without_amount(self, change: Change) -> Change:
         """A number to which the body adds one that it reads: another one in each call."""
@@ -85,6 +86,21 @@ class KeptReads:
                 kept_read = _Found((number, place.formula) if place.formula else number, wanted, place)
                 reads |= dict.fromkeys(map(id, several or ()), kept_read)
         return [self._marked(effect, reads) for effect in effects]
+
+    def unproven_arrays(self, outputs: Sequence[KeptLeaf], effects: Sequence[KeptEffect]) -> Iterator[HandedOut]:
+        """Arrays that are neither in the result, nor where the body was seen to keep them, or that other code may look
+        at there."""
+        for array in self.watched.watch.trace.arrays.values():
+            kept = [self._has_array(array, place, effects) for place in array.keepers]
+            is_borrowed = self.watched.call.annotation.outputs == "borrow"  # an array cannot be told that it is over
+            if is_borrowed or not (all(kept) if kept else any(leaf.value is array.tensor for leaf in outputs)):
+                yield array
+
+    def _has_array(self, array: HandedOut, place: Kept, effects: Sequence[KeptEffect]) -> bool:
+        for effect in effects:
+            if self._is_at(place, effect.change):
+                return sum(leaf.value is array.tensor for leaf in effect.leaves) == place.count
+        return False
 
     def _marked(self, effect: KeptEffect, reads: Mapping[int, _Found]) -> KeptEffect:
         if reads.keys().isdisjoint(map(id, effect.leaves)):

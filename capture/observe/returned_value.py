@@ -163,11 +163,30 @@ def place_of_read(value: Any) -> tuple[str, list[Kept]] | None:
     """Where the result has the ``value`` that an operator reads for ``item()`` now: ``output.1``, or several such
     places; and what else keeps it. None if that is not known, or not all that comes of it."""
     frames = _frames()
-    if not frames:
+    kind = _kind_of_read(frames[0], value) if frames else None
+    left_and_kept = None if kind is None else _what_comes(frames)
+    if kind is None or left_and_kept is None:
         return None
-    kind = _kind_of_read(frames[0], value)
-    if kind is None:
+    left, kept = left_and_kept
+    places = [*_places(left, "output"), *[_KEPT] * len(kept)]
+    return (kind + _AND.join(places), kept) if places else None
+
+
+def keepers_of_array() -> list[Kept] | None:
+    """What keeps the array that ``x.numpy()`` or ``np.asarray(x)`` makes now, if the body only returns it or keeps it,
+    so that nothing follows from its values; None if that is not known."""
+    frames = _frames()
+    left_and_kept = _what_comes(frames) if frames and _makes_array(frames[0]) else None
+    if left_and_kept is None:
         return None
+    left, kept = left_and_kept
+    is_moved = not any(_IS in place for place in _places(left, "output"))
+    return kept if is_moved and not any(place.formula or place.adds for place in kept) else None
+
+
+def _what_comes(frames: Sequence[types.FrameType]) -> tuple[Value, list[Kept]] | None:
+    """What the body returns of the value that is read now, and what else keeps it; None if more comes of it, or that is
+    not known."""
     left: Value = _Read()
     kept = list[Kept]()
     for inner, frame in zip([None, *frames], frames, strict=False):
@@ -185,8 +204,7 @@ def place_of_read(value: Any) -> tuple[str, list[Kept]] | None:
         kept += [place for place in more if place is not None]
         if not _holds_read(left):
             break
-    places = [*_places(left, "output"), *[_KEPT] * len(kept)]
-    return (kind + _AND.join(places), kept) if places else None
+    return left, kept
 
 
 def _frames() -> list[types.FrameType]:
@@ -217,6 +235,19 @@ def _kind_of_read(frame: types.FrameType, value: Any) -> str | None:
         if any(callee is kind for callee in callees):
             return f"{name} of " if name != "int" or isinstance(value, int) else None  # that of a fraction may raise
     return None
+
+
+def _makes_array(frame: types.FrameType) -> bool:
+    """Whether the code calls ``x.numpy()`` or ``np.asarray(x)`` now, and gets the array itself."""
+    steps, at = _steps(frame.f_code), _step_at(frame.f_code, frame.f_lasti)
+    call = steps[at]
+    if call.opname != "CALL" or not at:
+        return False
+    if call.arg == 0:
+        return steps[at - 1].argval == "numpy" and steps[at - 1].opname in ("LOAD_METHOD", "LOAD_ATTR")
+    asarray = getattr(sys.modules.get("numpy"), "asarray", None)
+    callees = _callees(frame.f_code, at) if call.arg == 1 else ()
+    return asarray is not None and any(_resolved(frame, callee) is asarray for callee in callees)
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 
 from capture.core.facts import (
     Break,
@@ -103,6 +103,18 @@ class MemoryInUse:
         self.peak = max(self.peak, self._now)
 
 
+@frozen(eq=False)
+class HandedOut:
+    """An array that code made of a tensor's memory, of whose values nothing follows: the body only returns or keeps it.
+    A replay makes it of its own tensor. ``keepers``: what keeps it, beside the result."""
+
+    array: Any
+    tensor: torch.Tensor
+    """The same memory, with the array's sizes and strides."""
+    keepers: list[Kept]
+    where: CodeLocation | None
+
+
 @define(eq=False)
 class RunTrace:
     """What a watch wrote down, in order of time."""
@@ -119,6 +131,8 @@ class RunTrace:
     """The values of compared reads, as in ``Facts.reads``."""
     kept: dict[int, tuple[Any, list[Kept]]] = field(factory=dict)
     """By the number of a read: its value, and what keeps it."""
+    arrays: dict[int, HandedOut] = field(factory=dict)
+    """By ``id`` of the array."""
     islands: list[Island] = field(factory=list)
     breaks: list[Break] = field(factory=list)
     _broken_off: int = 0

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from capture.core.options import Outputs
 from capture.engines.base import Block, Geometry, Pool
-from capture.key.tensor_kind import TensorKind, WithoutGraph
+from capture.key.tensor_kind import AsArray, Kind, WithoutGraph
 from capture.observe.described import KeptEffect, KeptLeaf, kinds_of
 from capture.state.source import Reference, Source, lasting
 from capture.tree.liveness import Again, SharedStorage
@@ -55,7 +55,7 @@ def plan_outputs(
             assert leaf.source is not None
             base = arguments[leaf.source][1] if isinstance(leaf.source, int) else owners(leaf.source)
             aliases.append((position, _alias(leaf, base)))
-    structures = Structures(iter(range(len(leaves))), callers)
+    structures = Structures(iter(range(len(leaves))), callers, _arrays(leaves))
     skeleton = structures.skeleton(result)
     changes = [effect.change for effect in effects]
     afters = [None if change.amount is not None else structures.skeleton(change.after) for change in changes]
@@ -84,16 +84,20 @@ def plan_outputs(
 
 def _kinds(
     groups: Sequence[OutputGroup], leaves: Sequence[KeptLeaf], attached: Sequence[torch.Tensor]
-) -> tuple[tuple[int, TensorKind | WithoutGraph], ...]:
+) -> tuple[tuple[int, Kind], ...]:
     """By position, what leaves are beside their memory. Of groups of which some become part of the caller's graph, the
     other ones, such as ``y.detach()`` beside ``y``, are to get none: a replay builds them as views of each other."""
     joined, kinds = {id(tensor) for tensor in attached}, kinds_of(leaves)
-    kinds_by_position: list[tuple[int, TensorKind | WithoutGraph]] = [*kinds.items()]
+    kinds_by_position: list[tuple[int, Kind]] = [*kinds.items()]
     for group in groups:
-        others = [position for position in group.positions if id(leaves[position].value) not in joined]
+        others = [at for at in group.positions if id(leaves[at].value) not in joined]
         if 0 < len(others) < len(group.positions):
-            kinds_by_position += [(position, WithoutGraph()) for position in others if position not in kinds]
-    return tuple(kinds_by_position)
+            kinds_by_position += [(at, WithoutGraph()) for at in others if at not in kinds and not leaves[at].is_array]
+    return (*kinds_by_position, *[(position, AsArray()) for position in _arrays(leaves)])
+
+
+def _arrays(leaves: Sequence[KeptLeaf]) -> frozenset[int]:
+    return frozenset({position for position, leaf in enumerate(leaves) if leaf.is_array})
 
 
 def _gradients(

@@ -325,6 +325,8 @@ class Structures:
     """Numbers of the leaves to come."""
     sources: dict[int, Source]
     """Objects that existed before the run and are handed back, by ``id``."""
+    arrays: frozenset[int] = frozenset()
+    """Numbers of leaves that are arrays on the memory of a tensor."""
     shapes: dict[int, Shape] = field(factory=dict)
     """The shapes of objects met so far, by ``id``."""
 
@@ -338,7 +340,7 @@ class Structures:
                 return _own(source)
             if shape is not None:
                 return Again(shape.number, is_weak=True)
-            return Copied(number) if is_copied(value) else Slot(number)
+            return Copied(number) if is_copied(value) and number not in self.arrays else Slot(number)
         if source is not None or id(value) in self.shapes:
             for _ in pytree.leaves(value, visit=visit):
                 next(self.numbers)

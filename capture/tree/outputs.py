@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 from capture.core.options import Outputs
 from capture.engines.base import Block, Geometry, OwnedOutput, Pool, Recording, on_storage
 from capture.key import pytree
-from capture.key.tensor_kind import TensorKind, WithoutGraph
+from capture.key.tensor_kind import Kind
 from capture.native import native
 from capture.state.snapshot import Change
 from capture.state.source import Reference
@@ -86,7 +86,7 @@ class OutputPlan:
     skeleton: Any
     groups: tuple[OutputGroup, ...]
     aliases: tuple[tuple[int, Alias], ...]
-    kinds: tuple[tuple[int, TensorKind | WithoutGraph], ...]
+    kinds: tuple[tuple[int, Kind], ...]
     """By position, the leaves made by the body that are more than plain tensors."""
     constants: tuple[tuple[int, Any], ...]
     reads: tuple[tuple[int, int | tuple[int, str]], ...]

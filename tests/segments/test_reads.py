@@ -23,7 +23,7 @@ OF_THE_HOST = {
     "array", "as_array", "argmax_of_array", "array_of_flags", "array_detached", "array_of_all_values",
     "array_read_late", "array_of_what_was_written_before", "array_gone_before_a_write", "array_to_tensor", "long_list",
     "long_flat_list", "listed_after_a_write", "text", "text_decides", "padded", "array_and_state", "text_and_draws",
-    "list_and_exception", "formatted",
+    "list_and_exception", "formatted", "array_returned",
 }  # fmt: skip
 """Replayed where tensors lie in the host's memory; eager and told on a device."""
 
