@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 
 from capture.key.numpy_arrays import is_array_type
 from capture.key.signature import Binder
-from capture.torch_private.capabilities import unseen
+from capture.torch_private.capabilities import unseen, without_function_modes
 
 PARAMETER = "<arrays>"
 """Name of the additional parameter."""
@@ -155,7 +155,7 @@ def array_on(tensor: torch.Tensor) -> Any:
     known = _own.get(id(tensor))
     if known is not None and known[0]() is tensor:
         return known[1]
-    with unseen():
+    with unseen(), without_function_modes():
         return _numpy(tensor)
 
 

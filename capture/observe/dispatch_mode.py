@@ -23,6 +23,7 @@ from capture.observe.operator_schema import (
     TENSORS,
     OperatorTraits,
     breaks,
+    is_alike_everywhere,
     looked_up,
     on_one_device,
     plain,
@@ -130,7 +131,8 @@ class ObserveMode(BreakNotes):
             made = produced.get(key)
             if made is None or made.storage() is not storage:
                 self._see_input(tensor, storage, op_traits)
-                if tensor.is_cpu and (key in self.arguments or self.before.tensors.get(key)) and tensor.dim():
+                from_outside = tensor.is_cpu and (key in self.arguments or self.before.tensors.get(key))
+                if from_outside and tensor.dim() and not is_alike_everywhere(op_traits, args, kwargs):
                     trace.cpu_work.setdefault(id(at), (op_traits.name, at))
         self._note_device(inputs[0].device)
         result = self.execute(op, args, kwargs)
@@ -240,7 +242,7 @@ class ObserveMode(BreakNotes):
             for input_ in inputs
             if input_.device.type == "cpu" and input_.dim() and not self._is_constant(input_)
         ]
-        if on_cpu and not crossing:
+        if on_cpu and not crossing and not is_alike_everywhere(op, args, kwargs):
             at = self._line()
             self.trace.cpu_work.setdefault(id(at), (op.name, at))
         elif crossing and op.base in ("_to_copy", "copy_", "copy"):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from attrs import frozen
 
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
+from capture.key.tensor_meta import is_dense
 from capture.observe.collectives import NAMESPACES, communicates, writes_first
 from capture.torch_private.devices import AUTOCAST_TYPES
 from capture.torch_private.operators import composite, fast_operator
@@ -133,6 +134,30 @@ def looked_up(op: Operator) -> Known:
                 plain[id(op)] = op_traits
         entry = _known[id(op)] = op_traits, run, op
     return entry
+
+
+CONVERSIONS = frozenset(["_to_copy", "convert_element_type", "clone"])
+"""They give the same elements, of another type."""
+
+
+def is_alike_everywhere(op: OperatorTraits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """A view, or a conversion that gives the same bits in the same order on the host and on a device: so what the host
+    makes of a tensor from outside can be made of that tensor's copy on the device."""
+    if op.view:
+        return True
+    if op.base not in CONVERSIONS or not args or not isinstance(source := args[0], torch.Tensor):
+        return False
+    target = kwargs.get("dtype") or (args[1] if op.base == "convert_element_type" else None) or source.dtype
+    plain = source.layout is torch.strided and not (source.is_conj() or source.is_neg())
+    in_order = kwargs.get("memory_format") in (None, torch.preserve_format)
+    return plain and in_order and keeps_bits(source.dtype, target) and is_dense(source.shape, source.stride())
+
+
+def keeps_bits(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether a conversion gives the same bits on the CPU and the device. Of floats to integers it does not where they
+    do not fit."""
+    plain = not (source.is_complex or target.is_complex)
+    return source == target or (plain and (target.is_floating_point or not source.is_floating_point))
 
 
 def traits(op: Operator) -> OperatorTraits:

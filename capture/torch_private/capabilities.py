@@ -214,6 +214,14 @@ unseen: Callable[[], contextlib.AbstractContextManager[Any]] = getattr(
 """Operators in the block are seen by no dispatch mode."""
 
 
+# Without this name a mode that hands a call on (torch.set_default_device) comes to the function that has torch's name
+# at that time, also where a watched run replaced it: what the library calls counts as the body's, which goes eager.
+without_function_modes: Callable[[], contextlib.AbstractContextManager[Any]] = getattr(
+    torch._C, "DisableTorchFunction", contextlib.nullcontext
+)
+"""What is called in the block meets no torch-function mode and no ``__torch_function__`` of a subclass."""
+
+
 def without_modes() -> contextlib.AbstractContextManager[Any]:
     """No dispatch mode is in force in the block. Without torch's name for that, none sees an operator there."""
     leave_out = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from capture import capture, mark_step_begin, recordings
 from capture.integrations.compile import backend, graphs
 from tests.gpu.support import (
     DEVICE,
+    ON_CUDA,
     check,
     counts,
     eager,
@@ -397,3 +399,85 @@ def test_constants_and_numbers_in_compiled_graphs(grad: bool) -> None:
     assert len(numbers) == 1, counted
     assert not any(one.eager_calls for one in counted.values()), counted
     torch.compiler.reset()
+
+
+def _written(x: Tensor) -> Tensor:
+    half = x.float()
+    half.add_(1)
+    return half.to(DEVICE)
+
+
+def _written_before_it_is_moved(x: Tensor) -> Tensor:
+    half = x.float()
+    x.zero_()
+    return half.to(DEVICE)
+
+
+ON_THE_HOST: dict[str, Callable[[Tensor], Any]] = {
+    "row": lambda x: x[1].to(DEVICE) * 2,
+    "transposed": lambda x: x.t().to(DEVICE) * 2,
+    "every other column": lambda x: x[:, ::2].to(DEVICE) * 2,
+    "another dimension": lambda x: x.unsqueeze(0).to(DEVICE) * 2,
+    "converted": lambda x: x.float().to(DEVICE) * 2,
+    "converted on the way": lambda x: x.to(DEVICE, torch.float32) * 2,
+    "converted row": lambda x: x[1].float().to(DEVICE) * 2,
+    "row of what was converted": lambda x: x.float()[1].to(DEVICE) * 2,
+    "converted twice": lambda x: x.float()[1:].to(torch.float16)[:, :2].to(DEVICE) * 2,
+    "converted and transposed": lambda x: x.float().t().to(DEVICE) * 2,
+    "transposed and converted": lambda x: x.t().float().to(DEVICE) * 2,
+    "cloned": lambda x: x.clone().to(DEVICE) * 2,
+}
+EAGER_ON_THE_HOST: dict[str, Callable[[Tensor], Any]] = {
+    "other columns converted": lambda x: x[:, ::2].float().to(DEVICE) * 2,
+    "made contiguous": lambda x: x.t().contiguous().to(DEVICE) * 2,
+    "to whole numbers": lambda x: x.clamp(-9, 9).long().to(DEVICE) * 2,
+    "returned": lambda x: (x.float(), x.to(DEVICE) * 2),
+    "row returned": lambda x: (x[1], x.to(DEVICE) * 2),
+    "written": _written,
+    "written before it is moved": _written_before_it_is_moved,
+    "computed": lambda x: (x * 2).to(DEVICE) * 2,
+}
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+@pytest.mark.parametrize("name", [*ON_THE_HOST, *EAGER_ON_THE_HOST])
+def test_what_the_host_makes_of_an_argument(name: str) -> None:
+    """Views and conversions are made on the device, of the copy that it has of the argument. All else is eager's."""
+    body = {**ON_THE_HOST, **EAGER_ON_THE_HOST}[name]
+    f = capture(body)
+    for number in range(12):
+        x = torch.randn(4, 6, dtype=torch.float64, device="cpu", generator=torch.Generator().manual_seed(number)) * 1e3
+        x[0, 1:4] = torch.tensor([math.nan, math.inf, 1e300], dtype=torch.float64)
+        twin = x.clone()
+        same(f(x), body(twin))
+        same(x, twin)
+    if name in ON_THE_HOST and ON_CUDA:
+        assert counts(f)[2] >= 9
+
+
+OF_ARRAYS: dict[str, Callable[[Any], Any]] = {
+    "from_numpy": lambda a: torch.from_numpy(a).to(DEVICE) * 2,
+    "from_numpy, converted": lambda a: torch.from_numpy(a).float().to(DEVICE) * 2,
+    "from_numpy, one more dimension": lambda a: torch.from_numpy(a).unsqueeze(0).to(DEVICE) * 2,
+    "as_tensor": lambda a: torch.as_tensor(a, device=DEVICE) * 2,
+    "as_tensor of a dtype": lambda a: torch.as_tensor(a, dtype=torch.float32, device=DEVICE) * 2,
+    "tensor": lambda a: torch.tensor(a, device=DEVICE) * 2,
+    "tensor of a dtype": lambda a: torch.tensor(a, dtype=torch.float32, device=DEVICE) * 2,
+    "FloatTensor": lambda a: torch.FloatTensor(a).to(DEVICE) * 2,
+    "row": lambda a: torch.from_numpy(a[1]).to(DEVICE) * 2,
+}
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+@pytest.mark.parametrize("name", OF_ARRAYS)
+def test_arrays_that_are_moved_to_the_device(name: str, kind: str) -> None:
+    body = OF_ARRAYS[name]
+    if name == "FloatTensor" and kind == "float64":
+        kind = "float32"  # it takes nothing else
+    f = capture(body)
+    for number in range(30):
+        a = np.random.RandomState(number).randn(3, 4).astype(kind)
+        same(f(a), body(a))
+    if ON_CUDA:
+        assert counts(f)[2] >= 18

@@ -82,6 +82,22 @@ def test_content_is_no_part_of_the_key(name: str) -> None:
     assert twins(program, CALLS) > CALLS // 2
 
 
+@pytest.mark.parametrize("name", ["from_numpy", "tensor of a dtype", "a row"])
+def test_under_a_default_device(name: str) -> None:
+    """Its mode hands each call on to the function that has torch's name, which a watched run replaces."""
+
+    def program(wrap: Wrap) -> Step:
+        f = wrap(MAKES[name])
+
+        def step(n: int) -> Any:
+            with torch.device("cpu"):
+                return f(drawn(n, 3, 4))
+
+        return step
+
+    assert twins(program, CALLS) > CALLS // 2
+
+
 @pytest.mark.parametrize("kind", ["float64", "int64", "int32", "uint8", "bool"])
 def test_kinds_of_numbers(kind: str) -> None:
     def program(wrap: Wrap) -> Step:

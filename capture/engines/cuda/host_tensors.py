@@ -1,9 +1,9 @@
 """Tensors that a graph cannot read where they are, most of them on the CPU.
 
 A CPU tensor that comes from outside the body gets a copy on the device, filled before every replay, and so does a
-device tensor in Python state that is another one in every call. Where the body converts a number from outside on the
-CPU, the graph converts its copy. A CPU tensor that the body makes of constants is a constant. All else refuses the
-recording.
+device tensor in Python state that is another one in every call. Where the body takes a view of one from outside on the
+CPU, or converts it (``torch.from_numpy(x).float().to(device)``), the graph does so with its copy. A CPU tensor that the
+body makes of constants is a constant. All else refuses the recording.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from capture.engines.cuda.capture_graph import RefusedError
 from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy, make_device_copy
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.staging import over
-from capture.observe.operator_schema import Operator, OperatorTraits, is_mask, tensors_in
+from capture.observe.operator_schema import (
+    CONVERSIONS,
+    Operator,
+    OperatorTraits,
+    is_alike_everywhere,
+    is_mask,
+    keeps_bits,
+    tensors_in,
+)
 from capture.state.snapshot import Snapshot
 from capture.torch_private.capabilities import unseen
 
@@ -34,7 +42,6 @@ _SAME_BITS = frozenset(
     }
 )  # fmt: skip
 _COPIES = frozenset(["_to_copy", "copy_", "copy", "device_put"])
-_CONVERSIONS = frozenset(["_to_copy", "convert_element_type", "clone"])  # on the CPU: the same number, of another type
 
 
 @frozen
@@ -50,27 +57,19 @@ class Replacement:
 
 
 @frozen(eq=False)
-class ConvertedScalar:
-    """A CPU number that the body converted from one that came from outside: the graph does so where it is used."""
+class Converted:
+    """A CPU tensor that the body converted from one that came from outside: the graph does so where it is used."""
 
     storage: weakref.ref[torch.UntypedStorage]
     origin: torch.Tensor
-    """The one from outside, as the device has it."""
-    dtypes: tuple[torch.dtype, ...] = ()
-    """What it was converted to, in order."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Its present dtype."""
-        return self.dtypes[-1] if self.dtypes else self.origin.dtype
+    """What it was converted from, as the device has it: the same elements in the same order."""
+    dtype: torch.dtype
 
     def view_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The device's view of a CPU tensor on the same storage; None if it reads the number as something else."""
+        """The device's view of a CPU tensor on the same storage; None if it reads the memory as something else."""
         if tensor.dtype != self.dtype or tensor.is_conj() or tensor.is_neg():
             return None
-        there = self.origin
-        for dtype in self.dtypes:
-            there = there.to(dtype)
+        there = self.origin.to(self.dtype)
         geometry = Geometry.of(tensor)
         return over(there.untyped_storage(), evolve(geometry, offset=geometry.offset + int(there.storage_offset())))
 
@@ -90,7 +89,7 @@ class HostTensors:
         self.device_copies: dict[int, DeviceCopy] = {}
         self.constants: list[DeviceConstant] = []
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._numbers: dict[int, ConvertedScalar] = {}
+        self._converted: dict[int, Converted] = {}
         self._unowned: dict[int, torch.Tensor] = {}
         self._halves: set[torch.dtype] = set()
         self.moving: dict[int, tuple[str, torch.Tensor]] = {}
@@ -133,12 +132,12 @@ class HostTensors:
 
     def _lift(self, op: Operator, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``torch.tensor(...)`` has made a constant; a graph that was traced before copies one that it holds."""
-        number = self._number(args[0])
-        if number is None and not self._is_literal(op_traits, args[0]):
+        converted = self._conversion_of(args[0])
+        if converted is None and not self._is_literal(op_traits, args[0]):
             raise RefusedError(f"{op_traits.name} takes a CPU tensor that others may write between calls")
         result = op(*args, **kwargs)
-        if number is not None:
-            self._note_number(number, op_traits, result)
+        if converted is not None:
+            self._note_conversion(op_traits, args[0], result)
         else:
             self.note_constant(result)
         return result
@@ -146,39 +145,32 @@ class HostTensors:
     def _on_host(self, op: Operator, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         constant = all(self._is_constant(tensor) for tensor in tensors_in(args, kwargs))
         view = not op_traits.writes and any(a.alias_info is not None for a in op._schema.arguments)
-        number = None if constant or view or op_traits.base not in _CONVERSIONS else self._origin(args)
-        if op_traits.draws or not (constant or view or number is not None):
+        converts = op_traits.base in CONVERSIONS and is_alike_everywhere(op_traits, args, kwargs)
+        if op_traits.draws or not (constant or view or converts):
             raise RefusedError(_differs(op_traits))
         result = op(*args, **kwargs)
-        if number is not None:
-            self._note_number(number, op_traits, result)
-        for tensor in tensors_in((result,), {}) if constant and not view else ():
-            self.note_constant(tensor)
+        if constant and not view:
+            for tensor in tensors_in((result,), {}):
+                self.note_constant(tensor)
+        elif converts and not view:
+            self._note_conversion(op_traits, args[0], result)
         return result
 
-    def _origin(self, args: tuple[Any, ...]) -> ConvertedScalar | None:
-        """The number that is converted; None if it is none, or nobody is known to own it."""
-        source = args[0] if args else None
-        if source is None or source.dim() or source.is_conj() or source.is_neg():
-            return None
-        number = self._number(source)
-        if number is None:
-            device_copy = self._device_copy(source)
-            there = device_copy.view_of(source) if device_copy is not None else None
-            number = ConvertedScalar(weakref.ref(source.untyped_storage()), there) if there is not None else None
-        return number if number is not None and number.dtype == source.dtype else None
-
-    def _note_number(self, number: ConvertedScalar, known: OperatorTraits, result: torch.Tensor) -> None:
-        if not _is_alike(number.dtype, result.dtype):
-            raise RefusedError(_differs(known))
+    def _note_conversion(self, op_traits: OperatorTraits, source: torch.Tensor, result: torch.Tensor) -> None:
+        """The result has the elements of the source, which came from outside, in the same order."""
         storage = result.untyped_storage()
-        dtypes = (*number.dtypes, result.dtype)
-        self._numbers[id(storage)] = evolve(number, storage=weakref.ref(storage), dtypes=dtypes)
+        if storage is source.untyped_storage():
+            return
+        outside = self._from_outside(source)
+        there = outside.view_of(source) if outside is not None else None
+        if there is None or not keeps_bits(source.dtype, result.dtype) or result.stride() != source.stride():
+            raise RefusedError(_differs(op_traits))
+        self._converted[id(storage)] = Converted(weakref.ref(storage), there, result.dtype)
 
-    def _number(self, tensor: torch.Tensor) -> ConvertedScalar | None:
+    def _conversion_of(self, tensor: torch.Tensor) -> Converted | None:
         storage = tensor.untyped_storage()
-        number = self._numbers.get(id(storage))
-        return number if number is not None and number.storage() is storage else None
+        converted = self._converted.get(id(storage))
+        return converted if converted is not None and converted.storage() is storage else None
 
     def _is_literal(self, op_traits: OperatorTraits, tensor: torch.Tensor) -> bool:
         """Whether nobody can write what is lifted, or put another tensor in its place."""
@@ -306,9 +298,9 @@ class HostTensors:
         type."""
         return not (value.dim() == 0 and self._halves and value.dtype not in self._halves)
 
-    def _from_outside(self, tensor: torch.Tensor) -> DeviceCopy | ConvertedScalar | None:
-        """What gives the device a CPU tensor that came from outside, or a number that was converted from one."""
-        return self._number(tensor) or self._device_copy(tensor)
+    def _from_outside(self, tensor: torch.Tensor) -> DeviceCopy | Converted | None:
+        """What gives the device a CPU tensor that came from outside, or one that was converted from such."""
+        return self._conversion_of(tensor) or self._device_copy(tensor)
 
     def _device_copy(self, tensor: torch.Tensor) -> DeviceCopy | None:
         """The copy of a CPU tensor that came from outside; None for one that nobody is known to own."""
@@ -339,13 +331,6 @@ def _target(known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
     """The device that an operator names."""
     named = args[1] if known.base == "device_put" and len(args) > 1 else kwargs.get("device")
     return None if named is None else torch.device(named)
-
-
-def _is_alike(source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether a conversion gives the same bits on the CPU and the device. Of floats to integers it does not where they
-    do not fit."""
-    plain = not (source.is_complex or target.is_complex)
-    return source == target or (plain and (target.is_floating_point or not source.is_floating_point))
 
 
 def _differs(known: OperatorTraits) -> str:

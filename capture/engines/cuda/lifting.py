@@ -155,7 +155,7 @@ def learn_numbers(
     difference = next((text for sample in samples[1:] if (text := _difference(samples[0], sample, uses))), None)
     if difference is not None:
         return Refusal(difference)
-    smallest = min(4, *[kind.itemsize for sample in others for kind in sample.kinds])
+    smallest = min([4, *[kind.itemsize for sample in others for kind in sample.kinds]])  # no operator may get any
     words = [node.words for node in nodes]
     places = infer_numbers(words, [sample.launched for sample in samples], uses, smallest, same)
     while isinstance(places, NumberRefusal) and places.may_be_left and same < len(_FILLINGS):
