@@ -18,6 +18,8 @@ from attrs import define, field, frozen
 
 ADDING = frozenset({"append", "extend"})
 """Methods of lists and deques that add members at the end and return None."""
+_GIVING_ITEMS = frozenset({"get", "setdefault"})
+"""Methods of dicts that give the item of a key, and something else where there is none."""
 _UPDATING = ("+", "+=", "-", "-=")
 _NAMED = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _STORED = ("STORE_GLOBAL", "STORE_NAME", "STORE_DEREF")
@@ -60,7 +62,7 @@ def _asks_for_constants(code: types.CodeType) -> bool:
 @define(eq=False)
 class _Value:
     """Something on the stack: a ``local``, ``constant``, ``name``, ``attribute`` or ``item`` of its ``base``, a
-    ``sum`` with it, or anything else. ``uses``: what was done with it."""
+    ``method`` of it that gives items, a ``sum`` with it, or anything else. ``uses``: what was done with it."""
 
     kind: str
     name: Any = None
@@ -73,9 +75,13 @@ class _Value:
             return True
         if value is None or (self.kind, type(self.name)) != (value.kind, type(value.name)) or self.name != value.name:
             return False
-        if self.kind == "attribute":
+        if self.kind in ("attribute", "item"):
             return self.base is not None and self.base.is_like(value.base)
         return self.kind in ("local", "name")
+
+    def full_name(self) -> Any:
+        """Its name; of an item, with the key after the name of what it is in."""
+        return (self.base.full_name(), self.name) if self.kind == "item" and self.base is not None else self.name
 
 
 @frozen
@@ -89,24 +95,36 @@ class NameUses:
     grown: frozenset[str]
     """Members are added at the end of what they name."""
     items_read: frozenset[tuple[str, Any]]
-    """Names with constant keys: something may follow from what is kept there by that key."""
+    """Names with constant keys: something may follow from what is kept there by that key. An item of an item has the
+    pair of the outer one in place of a name."""
     items_updated: frozenset[tuple[str, Any]]
     """Names with constant keys: a number is added to what is kept there, or members are added at its end."""
     set: frozenset[str]
     """They are given values."""
     filled: frozenset[str]
     """Names in which values are put by constant keys."""
+    asked: frozenset[Any]
+    """Names that are asked for items by a method, which an object that is no dict may answer from all that it has."""
 
     def is_only_updated(self, name: str) -> bool:
         """Whether the name, or an item of it, is counted up, added to or filled, and nothing else depends on it here.
         Reads of its other items are found while the body is watched."""
         if name in self.read:
             return False
-        counted = {key for item_name, key in self.items_updated if item_name == name}
-        read = {key for item_name, key in self.items_read if item_name == name}
+        counted = {_ends(item)[1] for item in self.items_updated if _ends(item)[0] == name}
+        read = {_ends(item)[1] for item in self.items_read if _ends(item)[0] == name}
         if counted:
             return not counted & read
         return not read and (name in self.counted or name in self.grown or name in self.filled)
+
+
+def _ends(item: tuple[Any, Any]) -> tuple[str, tuple[Any, ...]]:
+    """The name and all keys of an item, or of an item of an item."""
+    name, key = item
+    if type(name) is not tuple:
+        return name, (key,)
+    outermost, keys = _ends(name)
+    return outermost, (*keys, key)
 
 
 @functools.lru_cache(maxsize=16384)
@@ -154,6 +172,7 @@ class _Walk:
     """How often a local variable was set."""
     set: builtins.set[str] = field(factory=builtins.set)
     filled: builtins.set[str] = field(factory=builtins.set)
+    asked: builtins.set[Any] = field(factory=builtins.set)
 
     def step(self, instruction: dis.Instruction) -> None:
         """Follow one instruction."""
@@ -194,7 +213,7 @@ class _Walk:
         """All names that were loaded, by what was done with them."""
         named = [loaded_value for loaded_value in self.loaded if loaded_value.kind != "item"]
         items = [
-            (loaded_value, (loaded_value.base.name, loaded_value.name))
+            (loaded_value, loaded_value.full_name())
             for loaded_value in self.loaded
             if loaded_value.kind == "item" and loaded_value.base is not None
         ]
@@ -206,6 +225,7 @@ class _Walk:
             items_updated=frozenset(key for value, key in items if "counted" in value.uses or "grown" in value.uses),
             set=frozenset(self.set),
             filled=frozenset(self.filled),
+            asked=frozenset(self.asked),
         )
 
     def _pop(self) -> _Value:
@@ -218,7 +238,7 @@ class _Walk:
     def _read(self, value: _Value) -> None:
         """Count a value as read."""
         value.uses.append("read")
-        if value.kind == "sum":
+        if value.kind in ("sum", "method"):
             self._use(value.base, "read")
 
     def _load(self, value: _Value) -> None:
@@ -243,10 +263,33 @@ class _Walk:
         if taken is None and name != "PUSH_NULL":
             self.escape()
             return
+        if name == "CALL" and self._item_by_method(count):
+            return
+        if name == "POP_TOP" and self.stack and self.stack[-1].kind == "item" and self.stack[-1].uses == ["given"]:
+            self.stack.pop()  # ``d.setdefault(key, value)``
+            return
         for _ in range(taken or 0):
             self._read(self._pop())
         if name != "POP_TOP":
             self.stack.append(_Value("other"))
+
+    def _item_by_method(self, count: int) -> bool:
+        """``d.get(key)``, ``d.get(key, other)`` or ``d.setdefault(key, other)``: where there is such a key, that item.
+        That there is one is guarded."""
+        called = self.stack[-count - 2 :] if 1 <= count <= 2 and len(self.stack) >= count + 2 else []
+        if not called or called[0].kind != "method" or called[2].kind != "constant":
+            return False
+        method, key = called[0], called[2]
+        for value in called[3:]:
+            self._read(value)
+        del self.stack[-count - 2 :]
+        method.uses.append("read")
+        self._use(method.base, "item")
+        self.asked.add(method.base.full_name() if method.base is not None else None)
+        self._load(_Value("item", key.name, method.base))
+        if method.name == "setdefault":
+            self.stack[-1].uses.append("given")
+        return True
 
     def _attribute(self, instruction: dis.Instruction) -> None:
         base = self._pop()
@@ -256,14 +299,17 @@ class _Walk:
             self._use(base, "grown")
             self.stack += [_Value("other")] * (2 if is_method else 1)
             return
-        self._read(base)
-        self._load(_Value("attribute", instruction.argval, base))
+        if is_method and instruction.argval in _GIVING_ITEMS and base.kind in ("name", "attribute", "item"):
+            self._load(_Value("method", instruction.argval, base))
+        else:
+            self._read(base)
+            self._load(_Value("attribute", instruction.argval, base))
         if is_method:
             self.stack.append(_Value("other"))
 
     def _item(self) -> None:
         key, container = self._pop(), self._pop()
-        if key.kind == "constant" and container.kind in ("name", "attribute"):
+        if key.kind == "constant" and container.kind in ("name", "attribute", "item"):
             self._use(container, "item")
             self._load(_Value("item", key.name, container))
             return

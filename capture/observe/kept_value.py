@@ -151,7 +151,7 @@ class KeptReads:
             return self._uses.is_read(place.name, packages)
         names = names_holding(self.watched.before, place.holder)
         return not names or any(
-            self._uses.is_read(name, ()) or self._uses.is_read((name, place.name), ()) for name in names
+            self._uses.is_read_whole((name, place.name)) or self._uses.may_ask(name, place.holder) for name in names
         )
 
 

@@ -12,6 +12,7 @@ from capture.key import pytree
 from capture.key.code_names import MISSING
 from capture.key.objects import closed_package
 from capture.key.pytree import PLAIN_TYPES
+from capture.key.tensor_kind import is_leaf
 from capture.state.namespaces import counts
 from capture.state.snapshot import (
     CLOSED,
@@ -66,11 +67,20 @@ def _of_tensors(before: Snapshot) -> list[Change]:
         if tensor.requires_grad != required:
             place = Source("attribute", tensor, "requires_grad", f"{source.path}.requires_grad", source)
             differences.append(Change(place, required, tensor.requires_grad))
+            differences.extend(_first_gradient(before, source, tensor))
         if id(tensor) not in before.namespaces:
             for name, value in filter(lambda item: counts(item[0]), tensor.__dict__.items()):
                 place = Source("attribute", tensor, name, f"{source.path}.{name}", source)
                 differences.append(Change(place, MISSING, value))
     return differences
+
+
+def _first_gradient(before: Snapshot, source: Source, tensor: torch.Tensor) -> list[Change]:
+    """The gradient that a tensor got which required none before, and had none: such a place is not walked."""
+    path = f"{source.path}.grad"
+    if path in before.sources or not is_leaf(tensor) or tensor.grad is None:
+        return []
+    return [Change(Source("attribute", tensor, "grad", path, source), None, tensor.grad)]
 
 
 def _contents(before: Snapshot) -> list[Change]:

@@ -8,7 +8,7 @@ guarded, so that its members after the body are known, too.
 from __future__ import annotations
 
 import types
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,6 +24,7 @@ from capture.state.snapshot import Change, Members, Snapshot, place_key
 from capture.state.source import Source
 
 _ORDERED = (list, deque)
+_PLAIN_DICTS = (dict, OrderedDict, defaultdict, Counter)
 
 
 @define(eq=False)
@@ -35,12 +36,22 @@ class UsesOfNames:
     """Names, and names with a constant key, whose values something depends on."""
     counted: set[Any] = field(factory=set)
     grown: set[str] = field(factory=set)
+    asked: set[Any] = field(factory=set)
+    """Names that are asked for items by a method (``NameUses.asked``)."""
     is_computed: bool = False
     """Users' code looks up names that are not constants."""
 
     def is_read(self, name: Any, packages: Iterable[str]) -> bool:
         """Whether something depends on the value, in code that may look the name up in objects of these packages."""
         return any(name in self.read.get(one, ()) for one in {"", *packages})
+
+    def is_read_whole(self, name: Any) -> bool:
+        """The same for users' code, and what holds it: the name of an item of an item is a pair of a name and a key."""
+        return self.is_read(name, ()) or (type(name) is tuple and self.is_read_whole(name[0]))
+
+    def may_ask(self, name: Any, value: Any) -> bool:
+        """Whether a method of the value may look at all that it holds."""
+        return name in self.asked and type(value) not in _PLAIN_DICTS
 
     def only_counted(self) -> frozenset[str]:
         """Names that users' code adds to and does nothing else with."""
@@ -58,6 +69,7 @@ def uses_of_names(ran: CodeRun) -> UsesOfNames:
         uses = name_uses(code)
         all_uses.counted |= uses.counted | uses.items_updated
         all_uses.grown |= uses.grown
+        all_uses.asked |= uses.asked
         for scope in scopes:
             package = package_of(scope.get("__name__"))
             owner = package if is_library(package) else ""
@@ -130,23 +142,32 @@ def _is_item_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> boo
     names, key, is_list = names_holding(before, source.holder), source.name, isinstance(source.holder, list)
     return bool(names) and all(
         (name, key) in uses.counted
-        and not uses.is_read(name, ())
-        and not uses.is_read((name, key), ())
+        and not uses.is_read_whole((name, key))
+        and not uses.may_ask(name, source.holder)
         and not (is_list and uses.has_items_read(name))
         for name in names
     )
 
 
-def names_holding(before: Snapshot, value: Any) -> list[str]:
-    """The names under which the value is kept; empty where it is also kept without a name."""
-    names: dict[str, None] = {}
+def names_holding(before: Snapshot, value: Any, depth: int = 2) -> list[Any]:
+    """The names under which the value is kept, of an item of a dict the pair of a name and the key; empty where it is
+    also kept without a name."""
+    names: dict[Any, None] = {}
     for source in _places_of(before, value):
         if source.kind == "root":
             return []
         name = _name_of(source)
-        if type(name) is not str or source.kind not in ("attribute", "global", "closure"):
+        if type(name) is not str:
             return []
-        names[name] = None
+        if source.kind in ("attribute", "global", "closure"):
+            names[name] = None
+        elif source.kind == "item" and type(source.holder) in _PLAIN_DICTS and depth:
+            holders = names_holding(before, source.holder, depth - 1)
+            if not holders:
+                return []
+            names |= dict.fromkeys([(holder, name) for holder in holders])
+        else:
+            return []
     return list(names)
 
 
@@ -154,6 +175,8 @@ def _is_only_grown(before: Snapshot, container: Any, uses: UsesOfNames) -> bool:
     """Whether members are added at its end, and nothing else depends on its content."""
     places = list(_places_of(before, container))
     named = [place for place in places if not _is_of_method(place)]
+    if any(uses.may_ask(_name_of(place), container) for place in named):
+        return False
     grows = len(named) < len(places) or any(_name_of(one) in uses.grown or one.kind == "item" for one in named)
     return grows and not uses.is_read("__self__", ()) and all(_may_only_grow(before, one, uses) for one in named)
 

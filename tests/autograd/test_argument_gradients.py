@@ -154,3 +154,15 @@ def test_a_gradient_left_behind_is_told() -> None:
     f = capture(lambda x: backward(x, weight))
     with pytest.warns(CaptureWarning, match=r"CG502.*'x\.grad'"):
         f(torch.ones(4, device=DEVICE, requires_grad=True))
+
+
+def test_a_gradient_of_an_argument_that_required_none_is_told() -> None:
+    weight = nn.Parameter(torch.ones(4, device=DEVICE))
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        x.requires_grad = True
+        return backward(x, weight)
+
+    with pytest.warns(CaptureWarning, match=r"CG502.*'x\.grad'"):
+        assert [f(torch.ones(4, device=DEVICE)) is not None for _ in range(4)] == [True] * 4

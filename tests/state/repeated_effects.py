@@ -72,6 +72,45 @@ KINDS: dict[str, Kind] = {
     "counter in a list": Kind("self.a[0] += 1; return self.lin(x)", "self.a = [0, 0]"),
     "counter in a default dict": Kind("self.c['a'] += 1; return self.lin(x)", "self.c = defaultdict(int)"),
     "Counter": Kind("self.c['a'] += 1; return self.lin(x)", "self.c = Counter()"),
+    "counter by get": Kind(
+        "self.c['k'] = self.c.get('k', 0) + 1; return self.lin(x)", "self.c = {}", between="if i == 6: m.c.clear()",
+        replays=3,
+    ),
+    "counter by get, a hundred": Kind(
+        "self.c['k'] = self.c.get('k', 0) + 1; return self.lin(x)", "self.c = {}", between="if i == 5: m.c['k'] = 100",
+    ),
+    "counter by get that is read": Kind(
+        "self.c['k'] = self.c.get('k', 0) + 1; return self.lin(x) * self.c.get('k')", "self.c = {}", replays=0,
+    ),
+    "counter by get of its own": Kind(
+        "self.c['k'] += 1; return self.lin(x) * self.c.get('n', 0)", "self.c = Log(k=0)",
+        "class Log(dict):\n    def get(self, key, other): return sum(self.values())", replays=0,
+    ),
+    "list with get": Kind(
+        "self.c.append(1); return self.lin(x) * self.c.get('n')", "self.c = Log()",
+        "class Log(list):\n    def get(self, key): return len(self)", replays=0,
+    ),
+    "counter with a default": Kind("self.c.setdefault('k', 0); self.c['k'] += 1; return self.lin(x)", "self.c = {}"),
+    "list with a default": Kind(
+        "y = self.lin(x); self.c.setdefault('a', []).append(y.sum()); return y", "self.c = {}",
+        between="if i == 6: m.c['a'] = [3]",
+    ),
+    "counter in a dict in a dict": Kind(
+        "self.c['a']['n'] += 1; return self.lin(x)", "self.c = {'a': {'n': 0}, 'b': {'n': 0}}",
+        between="m.c['a']['n'] = 40 if i == 5 else m.c['a']['n']",
+    ),
+    "counter in another dict in a dict": Kind(
+        "self.c['a']['n'] += 1; return self.lin(x)", "self.c = {'a': {'n': 0}}",
+        between="if i == 6: m.c['a'] = {'n': 9}", replays=3,
+    ),
+    "counter in a dict that is gone through": Kind(
+        "self.c['a']['n'] += 1; return self.lin(x) * sum(one['n'] for one in self.c.values())",
+        "self.c = {'a': {'n': 0}, 'b': {'n': 0}}", replays=0,
+    ),
+    "counter in a dict under two names": Kind(
+        "self.c['a']['n'] += 1; return self.lin(x) * self.a['n']", "self.c = {'a': {'n': 0}}; self.a = self.c['a']",
+        replays=0,
+    ),
     "counter of an object in reach": Kind(
         "self.s.n += 1; return self.lin(x) * self.s.k", "self.s = types.SimpleNamespace(n=0, k=1.5)",
         between="m.s.k = 2.5 if i > 6 else 1.5", replays=4,

@@ -46,6 +46,7 @@ class M:
         self.h, self.g, self.q = [], [], deque(maxlen=3)
         self.c, self.d, self.e, self.s = {}, defaultdict(int), defaultdict(list), set()
         self.part, self.k, self.t = Part(), 2.0, None
+        self.f = {'a': {'n': 0}, 'b': {}}
 """
 WRITES = (
     "self.a += 1",
@@ -89,6 +90,11 @@ WRITES = (
     "self.g.insert(0, 5)",
     "del self.g[:1]",
     "self.g[:] = [9]",
+    "self.c['m'] = self.c.get('m', 0) + 1",
+    "self.e.setdefault('o', []).append(y)",
+    "self.f['a']['n'] += 1",
+    "self.f['b']['n'] = self.f['b'].get('n', 3) - 1",
+    "self.f.setdefault('c', []).append(2)",
 )
 READS = (
     "y = y * self.k",
@@ -105,6 +111,10 @@ READS = (
     "y = y + x",
     "y = y + len(self.e['l'])",
     "y = y + len(self.e)",
+    "y = y + self.f['a'].get('n', 0)",
+    "y = y + len(self.f['b'])",
+    "y = y + self.c.get('m', 2)",
+    "y = y + len(self.f.get('c', ()))",
 )
 BETWEEN = (
     "m.a = 10",
@@ -128,6 +138,9 @@ BETWEEN = (
     "m.q.clear()",
     "M.total = 5",
     "m.part.n = 7",
+    "m.f['a'] = {'n': 4}",
+    "m.f['b'] = m.f['a']",
+    "m.f.pop('c', None)",
     "m.c = {}",
     "m.e.clear()",
     "m.e['l'] = []",
