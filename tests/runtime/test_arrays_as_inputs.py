@@ -1,4 +1,4 @@
-"""NumPy arrays as arguments: where a body only makes tensors of them, another content is no other key."""
+"""NumPy arrays as arguments: where a body only makes tensors of them, their content is not in the key."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _every_body_pays() -> Iterator[None]:
 
 
 def told(value: Any) -> Any:
-    """Arrays as what can be compared."""
+    """The value, with its arrays replaced by what can be compared."""
     if isinstance(value, np.ndarray):
         return type(value).__name__, value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, (list, tuple)):
-        return [told(one) for one in value]
-    return {name: told(one) for name, one in value.items()} if type(value) is dict else value
+        return [told(member) for member in value]
+    return {name: told(member) for name, member in value.items()} if type(value) is dict else value
 
 
 def twins(program: Callable[[Wrap], Step], calls: int) -> int:
@@ -50,8 +50,8 @@ def twins(program: Callable[[Wrap], Step], calls: int) -> int:
 
 
 def drawn(n: int, *shape: int, kind: str = "float32") -> Array:
-    found = np.random.RandomState(n).randn(*shape) * 8
-    return found > 0 if kind == "bool" else found.astype(kind)
+    numbers = np.random.RandomState(n).randn(*shape) * 8
+    return numbers > 0 if kind == "bool" else numbers.astype(kind)
 
 
 MAKES: dict[str, Callable[[Any], Any]] = {
@@ -112,7 +112,7 @@ def test_arrays_in_containers_by_name_and_beside_tensors() -> None:
         @wrap
         def f(batch: Any, several: Any, *, scale: Tensor, bias: Any) -> Any:
             x = torch.cat([torch.as_tensor(batch["a"]), torch.as_tensor(batch["b"])], 1)
-            return {"y": x * scale + torch.from_numpy(bias), "z": [torch.from_numpy(one).sum() for one in several]}
+            return {"y": x * scale + torch.from_numpy(bias), "z": [torch.from_numpy(array).sum() for array in several]}
 
         return lambda n: f(
             {"a": drawn(n, 2, 3), "b": drawn(n + 1, 2, 1)}, [drawn(n, 2), drawn(n, 3)], scale=torch.randn(4),
@@ -138,8 +138,8 @@ def test_whole_update_of_arrays() -> None:
 
         def step(n: int) -> Any:
             with torch.enable_grad():
-                found = update(drawn(n, 8, 4), drawn(n, 8, 1, kind="float64"))
-            return found, net.state_dict(), optimizer.state_dict()
+                loss = update(drawn(n, 8, 4), drawn(n, 8, 1, kind="float64"))
+            return loss, net.state_dict(), optimizer.state_dict()
 
         return step
 
@@ -173,7 +173,7 @@ def test_result_that_lies_on_the_array_sees_later_writes() -> None:
             x = drawn(n, 4)
             kept.append(f(x))
             x[:] = n
-            return [[one.clone() for one in several] for several in kept[-3:]]
+            return [[tensor.clone() for tensor in results] for results in kept[-3:]]
 
         return step
 
@@ -280,7 +280,7 @@ def reads(state: dict[str, Any]) -> dict[str, Callable[[Any], Any]]:
         "bytes": lambda x: torch.from_numpy(x) * (2 if bytes(x)[3] > 100 else 3),
         "list": lambda x: torch.tensor(list(x)),
         "tolist": lambda x: torch.tensor(x.tolist()),
-        "numbers": lambda x: torch.tensor([float(one) for one in x]),
+        "numbers": lambda x: torch.tensor([float(number) for number in x]),
         "in a list": lambda x: torch.FloatTensor([x, x]),
         "maximum": lambda x: torch.from_numpy(x)[int(np.argmax(x))],
         "any": lambda x: torch.from_numpy(x) if (x > 5).any() else torch.from_numpy(x) * 2,
@@ -306,7 +306,7 @@ def test_content_that_python_reads_is_never_taken_for_another(name: str) -> None
 
         def step(n: int) -> Any:
             x = own if n % 7 == 0 else drawn(n, 4)
-            return f(x), x.copy(), [one.copy() for one in state.get("all", [])], state.get("last") is x
+            return f(x), x.copy(), [array.copy() for array in state.get("all", [])], state.get("last") is x
 
         return step
 
@@ -357,7 +357,7 @@ def test_state_after_which_arrays_are_read(use: str) -> None:
 
 
 def test_array_while_another_thread_runs() -> None:
-    """It would see the other content that is tried out."""
+    """Whether the content matters is tried out with other content, which the other thread would see."""
     is_over, seen = threading.Event(), set[float]()
     x = np.full(4, 2.0, np.float32)
 

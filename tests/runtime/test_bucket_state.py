@@ -20,11 +20,11 @@ def _no_grad() -> Iterator[None]:
 
 
 def refused(function: object) -> list[str]:
-    return [one.what for one in recordings(function).findings if one.code == "CG602"]
+    return [finding.what for finding in recordings(function).findings if finding.code == "CG602"]
 
 
 class Cache:
-    """Slots for keys; slot 0 is nobody's, and what has no slot (-1) is written there, as it is."""
+    """Slots for keys. Slot 0 belongs to nobody: a row without a slot (-1) writes there what is there already."""
 
     def __init__(self) -> None:
         self.keys = torch.zeros(16, 3)
@@ -100,8 +100,8 @@ class Counter(nn.Module):
 @pytest.mark.parametrize(("counts_rows", "keeps"), [(False, False), (True, False), (False, True)])
 def test_state_of_a_module(counts_rows: bool, keeps: bool) -> None:
     eager, net = Counter(), capture(Counter(), buckets={"x": {0: (4, 8)}})
-    for one in (eager, net):
-        one.counts_rows, one.keeps = counts_rows, keeps
+    for module in (eager, net):
+        module.counts_rows, module.keeps = counts_rows, keeps
 
     def run() -> None:
         for n in (3, 5, 3, 5, 3, 5, 3, 5, 8, 4):
@@ -133,8 +133,8 @@ def test_arguments_on_the_memory_of_what_is_written() -> None:
     def run() -> None:
         for call in range(12):
             x = torch.randn(3, 2) if call % 3 else None
-            one, other = (f(ours, ours[:3] if x is None else x), body(theirs, theirs[:3] if x is None else x))
-            assert_same(one, other)
+            result, expected = (f(ours, ours[:3] if x is None else x), body(theirs, theirs[:3] if x is None else x))
+            assert_same(result, expected)
             assert torch.equal(ours, theirs)
 
     with pytest.warns(CaptureWarning, match="CG103"):

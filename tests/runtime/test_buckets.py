@@ -1,4 +1,4 @@
-"""Buckets: arguments padded to sizes that are recorded, results cut to what eager gives."""
+"""Buckets: arguments are padded to sizes that are recorded, results are cut to the sizes that eager gives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _no_grad() -> Iterator[None]:
 
 def refused(function: Any) -> list[str]:
     """Findings that say why a size is not padded."""
-    return [one.what for one in recordings(function).findings if one.code == "CG602"]
+    return [finding.what for finding in recordings(function).findings if finding.code == "CG602"]
 
 
 def rows(x: Tensor) -> Tensor:
@@ -36,10 +36,10 @@ def rows(x: Tensor) -> Tensor:
 def test_rows_of_any_number_replay_with_one_recording_for_each_rung() -> None:
     f = capture(rows, buckets={"x": {0: LADDER}})
     run_beside(f, rows, [(torch.randn(n, 3),) for n in MANY], keep=False)
-    found = recordings(f)
-    assert found.recordings == len(LADDER)
-    assert found.observations == len(LADDER) + 1  # and for 9 rows, which are above the ladder
-    assert found.replays > 8
+    counters = recordings(f)
+    assert counters.recordings == len(LADDER)
+    assert counters.observations == len(LADDER) + 1  # and for 9 rows, which are above the ladder
+    assert counters.replays > 8
     assert refused(f) == []
 
 
@@ -105,14 +105,14 @@ class Batch(NamedTuple):
 
 def test_arguments_in_containers() -> None:
     def body(batch: Any, table: Tensor) -> dict[str, Any]:
-        found = table[batch.ids] * batch.mask[..., None]
-        return {"rows": found, "ids": batch.ids + 1, "count": 3}
+        vectors = table[batch.ids] * batch.mask[..., None]
+        return {"rows": vectors, "ids": batch.ids + 1, "count": 3}
 
     length = Dim((4, 8))
     f = capture(body, buckets={"batch.ids": {1: length}, "batch.mask": {1: length}})
     table = torch.randn(10, 3)
     ids = [torch.randint(0, 10, (2, n)) for n in (3, 4, 5, 3, 5, 3, 5, 3)]
-    run_beside(f, body, [(Batch(one, torch.ones(one.shape)), table) for one in ids])
+    run_beside(f, body, [(Batch(row_ids, torch.ones(row_ids.shape)), table) for row_ids in ids])
     assert recordings(f).replays >= 4
     assert refused(f) == []
 
@@ -141,11 +141,11 @@ class Net(nn.Module):
 
 
 def test_methods_have_ladders_of_their_own() -> None:
-    one, other = Net(), Net()
-    for net in (one, other):
+    first, second = Net(), Net()
+    for net in (first, second):
         calls = [(torch.randn(n, 3),) for n in MANY[:12]]
         run_beside(net, lambda x, net=net: torch.tanh(x) * net.scale, calls, keep=False)
-    assert recordings(one.forward).recordings == recordings(other.forward).recordings == len(LADDER)
+    assert recordings(first.forward).recordings == recordings(second.forward).recordings == len(LADDER)
 
 
 def test_a_weight_that_moves_is_followed() -> None:
@@ -203,7 +203,7 @@ def test_warm_up_records_the_whole_ladder_in_one_pool() -> None:
     f = capture(body, buckets={"x": {0: batch}, "mask": {0: batch}})
     report = warmup(f).cases([(torch.randn(3, 4), torch.ones(3, 1))], progress=False)
     assert report.recorded == len(report.cases) == 3
-    assert [one.pool_bytes > 0 for one in report.cases] == [True, False, False]
+    assert [case.pool_bytes > 0 for case in report.cases] == [True, False, False]
     assert "[8, 4]" in report.cases[0].case
     calls = [(torch.randn(n, 4), torch.ones(n, 1)) for n in (3, 5, 8, 3, 5, 8, 3, 5)]
     run_beside(f, body, calls, keep=False)
@@ -270,8 +270,8 @@ def test_threads() -> None:
             failed.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not failed

@@ -40,7 +40,7 @@ class Context:
 
 
 class Program:
-    """A function, and its arguments and surroundings by the number of a call."""
+    """A function, what makes the arguments and sets the surroundings of call n, and what the finding has to say."""
 
     def __init__(
         self, body: Callable[..., Tensor], arguments: Arguments, before: Callable[[int], None], said: str
@@ -89,8 +89,8 @@ PROGRAMS: dict[str, Program] = {
         r"'options' \(2nd argument\)\.at\[1\]: 16 values in 16 calls \(\d+, \d+, \d+, \.\.\.\)",
     ),
     "an object that is new": Program(
-        lambda x, one: torch.relu(x) * 2 if one else x, lambda number: (X, Context(number)), nothing,
-        r"'one' \(2nd argument\): a new Context object in every call",
+        lambda x, context: torch.relu(x) * 2 if context else x, lambda number: (X, Context(number)), nothing,
+        r"'context' \(2nd argument\): a new Context object in every call",
     ),
     "a function that is new": Program(
         lambda x, then: then(torch.relu(x)), lambda number: (X, lambda y: y * number), nothing,
@@ -106,21 +106,21 @@ def one_warning() -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         yield texts
-    found = [one for one in said if issubclass(one.category, CaptureWarning)]
-    texts += [str(one.message) for one in found]
-    assert [one.filename for one in found] == [__file__], texts
+    shown = [warning for warning in said if issubclass(warning.category, CaptureWarning)]
+    texts += [str(warning.message) for warning in shown]
+    assert [warning.filename for warning in shown] == [__file__], texts
 
 
 def usual_times(program: Program, function: Callable[..., Tensor], calls: range) -> tuple[float, float]:
-    """Microseconds of this thread's own time that a call takes, captured and eager, taken in turns. The lower quartile:
-    others work on this machine."""
+    """Microseconds of this thread's own time that a call takes, captured and eager, taken in turns. The lower quartile,
+    as other processes share this machine."""
     times: tuple[list[float], list[float]] = ([], [])
     for number in calls:
-        for which, one in enumerate((function, program.body)):
+        for which, target in enumerate((function, program.body)):
             program.before(number + 100_000 * which)
             arguments = program.arguments(number)
             begin = time.thread_time()
-            one(*arguments)
+            target(*arguments)
             times[which].append((time.thread_time() - begin) * 1e6)
     return statistics.quantiles(times[0])[0], statistics.quantiles(times[1])[0]
 
@@ -136,12 +136,12 @@ def test_a_program_that_gains_nothing_costs_next_to_nothing(name: str) -> None:
             arguments = program.arguments(number)
             assert bits(function(*arguments)) == bits(program.body(*arguments))
     assert re.search(program.said, said[0]), said[0]
-    found = recordings(function)
-    assert found.observations <= 10
-    assert found.recordings == 0
+    counters = recordings(function)
+    assert counters.observations <= 10
+    assert counters.recordings == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for attempt in range(4):  # others work on this machine
+        for attempt in range(4):  # other processes share this machine
             mine, eager = usual_times(program, function, range(200 + 300 * attempt, 500 + 300 * attempt))
             if mine <= eager + max(0.05 * eager, 5.0):
                 return
@@ -158,13 +158,13 @@ def test_what_settles_later_is_replayed(name: str) -> None:
                 program.before(number)
             arguments = program.arguments(min(number, 50))
             assert bits(function(*arguments)) == bits(program.body(*arguments))
-    found = recordings(function)
-    assert found.recordings == 1
-    assert found.replays >= 300
+    counters = recordings(function)
+    assert counters.recordings == 1
+    assert counters.replays >= 300
 
 
 def test_only_the_key_of_a_new_call_is_looked_at_after_giving_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To compare what a model of many modules reads takes longer than many a body."""
+    """Comparing what a model of many modules reads can take longer than its body."""
     program = PROGRAMS["a key that is new"]
     function = capture(program.body)
     compared, refused = [], []
@@ -191,7 +191,7 @@ def test_only_the_key_of_a_new_call_is_looked_at_after_giving_up(monkeypatch: py
 
 
 def test_looks_get_rarer() -> None:
-    """Efforts grow with the logarithm of the calls: doubled calls are worth a few more at most."""
+    """Looks grow with the logarithm of the number of calls: three times as many calls bring a few more at most."""
     function = capture(PROGRAMS["can never be recorded"].body)
     seen = []
     with one_warning():
@@ -208,10 +208,10 @@ def test_every_call_is_counted_once() -> None:
     with one_warning():
         for number in range(300):
             function(X, float(min(number, 100)))
-    found = recordings(function)
-    assert found.observations + found.recordings + found.replays + found.eager_calls == 300
-    # once with a number that notes who reads it, and two times with two that note what is asked of them
-    assert found.body_runs == 300 - found.replays + LIFTS + 4
+    counters = recordings(function)
+    assert counters.observations + counters.recordings + counters.replays + counters.eager_calls == 300
+    # undone runs come on top: one with a number that notes what reads it, and twice two that note what is asked of it
+    assert counters.body_runs == 300 - counters.replays + LIFTS + 4
 
 
 def test_a_chain_of_one_function_is_recorded() -> None:
@@ -222,8 +222,8 @@ def test_a_chain_of_one_function_is_recorded() -> None:
         x = X
         for _ in range(20):
             x = function(x)
-    found = recordings(function)
-    assert (found.recordings, found.replays, found.eager_calls) == (20, 40, 0)
+    counters = recordings(function)
+    assert (counters.recordings, counters.replays, counters.eager_calls) == (20, 40, 0)
 
 
 def test_a_shape_that_comes_often_is_found_among_many_that_come_once() -> None:
@@ -235,10 +235,10 @@ def test_a_shape_that_comes_often_is_found_among_many_that_come_once() -> None:
         for number in range(2000):
             x = torch.full((1,), float(number)) if number % 4 else torch.ones(300 + number)
             assert bits(function(x)) == bits(torch.relu(x) * 2)
-    found = recordings(function)
+    counters = recordings(function)
     assert before.replays == 0
-    assert found.recordings >= 1
-    assert found.replays >= 1000
+    assert counters.recordings >= 1
+    assert counters.replays >= 1000
 
 
 def test_recordings_of_paths_without_an_end_converge() -> None:
@@ -254,7 +254,7 @@ def test_recordings_of_paths_without_an_end_converge() -> None:
                 assert bits(held[-1]) == bits(torch.tanh(X) * number + 1)
                 if len(held) > 3:
                     held.pop(draw.randrange(len(held)))
-            counts.append(sum(recordings(one).recordings for one in functions))
+            counts.append(sum(recordings(function).recordings for function in functions))
     assert counts[-1] - counts[-2] <= 10
 
 
@@ -318,7 +318,7 @@ def turns(function: Callable[[Tensor], Tensor], x: Tensor, calls: int) -> None:
 def test_an_eager_key_is_not_looked_at_in_every_call_beside_one_that_is_replayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Replays came between all its calls, so that each was looked at for ever: 20 us a call."""
+    """Once each of its calls was looked at for ever, for 20 us, as replays came between them."""
     looks: list[float] = []
     looked_in_vain = budget_module.Budget.looked_in_vain
 
@@ -404,7 +404,7 @@ def test_threads_give_up_together() -> None:
                 if bits(function(X, float(number))) != bits(scaled(X, float(number))):
                     wrong.append(number)
 
-    threads = [threading.Thread(target=work, args=(1000 * one,)) for one in range(4)]
+    threads = [threading.Thread(target=work, args=(1000 * index,)) for index in range(4)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for thread in threads:
@@ -437,9 +437,9 @@ def test_what_is_replayed_in_one_thread_is_recorded_in_others() -> None:
             captured_state(function).budget.resting = 0
             thread.start()
             thread.join()
-    found = recordings(function)
-    assert found.recordings > before.recordings
-    assert found.observations == before.observations
+    counters = recordings(function)
+    assert counters.recordings > before.recordings
+    assert counters.observations == before.observations
 
 
 def test_threads_that_end_at_once_are_not_recorded_for_ever() -> None:
@@ -510,7 +510,7 @@ def test_replays_pay_by_the_time_they_save(account: budget_module.Budget) -> Non
 
 
 def test_efforts_have_a_share_of_the_time_of_the_calls(account: budget_module.Budget) -> None:
-    """Two at once whatever they take, watched and recorded; the next ones once the calls took four times as long."""
+    """Two keys are watched and recorded whatever that takes; the next ones once the calls took four times as long."""
     with config.patch(drop_slow=True):
         for key in (1, 2):
             assert account.allows(key)
@@ -554,22 +554,23 @@ def test_what_was_watched_is_recorded_where_few_keys_come_in_turn(between: int, 
 def test_one_key_alone_is_tried_again_as_it_may_settle(
     account: budget_module.Budget, effort: float, waits: list[int]
 ) -> None:
-    """Buckets that are arranged once, a recording that fails once: not what is another in every call."""
+    """A single key may settle (buckets are arranged once, a recording fails once), unlike a value that is new in every
+    call: it is tried again after waits that double, counted in calls."""
     account.most = 1000.0
     with config.patch(drop_slow=True):
         for _ in range(4):
             assert account.allows(1)
             account.spend("observations", effort, key=1)
-        found, waited = [], 0
+        gaps, waited = [], 0
         for _ in range(sum(waits) + 10):
             if account.allows(1):
                 account.spend("observations", effort, key=1)
-                found.append(waited)
+                gaps.append(waited)
                 waited = 0
                 continue
             waited += 1
             account.ran_eagerly(1.0)
-    assert found == waits
+    assert gaps == waits
 
 
 def test_keys_that_come_in_turn_are_not_waited_for(account: budget_module.Budget) -> None:

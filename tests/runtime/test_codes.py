@@ -1,4 +1,4 @@
-"""Findings of one code: kept back, or raised."""
+"""Options for findings of one code: ``silence`` shows no warning, ``refuse`` raises."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_a_code_is_silenced_and_still_reported() -> None:
         warnings.simplefilter("error")
         for _ in range(3):
             captured(torch.ones(2))
-    assert "CG201" in {one.code for one in recordings(captured).findings}
-    other = capture(reads)
+    assert "CG201" in {finding.code for finding in recordings(captured).findings}
+    unsilenced = capture(reads)
     with config.patch(silence=frozenset({"CG202"})), pytest.warns(CaptureWarning, match="CG201"):
-        other(torch.ones(2))
+        unsilenced(torch.ones(2))
 
 
 def test_a_code_is_silenced_for_one_function() -> None:
@@ -37,7 +37,7 @@ def test_a_code_is_silenced_for_one_function() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         captured(torch.ones(2))
-    assert "CG201" in {one.code for one in recordings(captured).findings}
+    assert "CG201" in {finding.code for finding in recordings(captured).findings}
     with pytest.warns(CaptureWarning, match="CG201"):
         capture(silence=["CG202"])(reads)(torch.ones(2))
 

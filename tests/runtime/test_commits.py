@@ -1,6 +1,7 @@
-"""A replay is all or nothing: what comes in between comes out once the call is complete, and the next call works.
+"""A replay is all or nothing: an exception from a signal handler comes out once the call is complete, and the next call
+works.
 
-An operator that raises in a replay leaves what eager leaves that is stopped there.
+Where an operator raises in a replay, the state is what eager leaves when it raises there.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class World(nn.Module):
         return self.body(self, x)
 
     def state(self, x: Tensor) -> Any:
-        return [bits(one) for one in (self.total, self.h, self.seen, x)], torch.get_rng_state().tolist()
+        return [bits(tensor) for tensor in (self.total, self.h, self.seen, x)], torch.get_rng_state().tolist()
 
 
 def both(world: World, x: Tensor) -> Any:
@@ -97,19 +98,20 @@ def _pair(body: Callable[[World, Tensor], Any]) -> tuple[World, World, Any]:
 
 
 def _step(eager: World, ours: World, f: Any, x: Tensor, y: Tensor, stopping: Stopping | None) -> tuple[Any, Any, bool]:
-    """Both results, after the same draws; the second is None where it was stopped."""
+    """Eager's result, ours from the same state of the generator (None where the call was stopped), and whether it
+    was."""
     generator = torch.get_rng_state()
     before = eager.state(x)
     expected = eager(x)
     after = eager.state(x)
     torch.set_rng_state(generator)
-    found, stopped = None, False
+    result, stopped = None, False
     try:
         if stopping is None:
-            found = f(y)
+            result = f(y)
         else:
             with stopping:
-                found = f(y)
+                result = f(y)
     except Stopped:
         stopped = True
     left = ours.state(y)
@@ -118,38 +120,38 @@ def _step(eager: World, ours: World, f: Any, x: Tensor, y: Tensor, stopping: Sto
         generator = torch.get_rng_state()
         f(y)
         assert ours.state(y) == after
-    return expected, found, stopped
+    return expected, result, stopped
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # weak references' callbacks let none out
+)  # an exception in a weak reference's callback goes no further
 @pytest.mark.parametrize("kept", [False, True], ids=["died", "kept"])
-@pytest.mark.parametrize("body", BODIES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_signals_in_replays(body: Callable[[World, Tensor], Any], kept: bool) -> None:
-    """At lines and calls inside of the library, in calls of which all but the first replay something."""
+    """The signals come at lines and calls inside of the library, in calls that replay."""
     drawn, came_out = random.Random(3), 0
     for number in range(4):
         eager, ours, f = _pair(body)
         x, y = torch.ones(3, 4), torch.ones(3, 4)
         results: list[Any] = []
         for _ in range(4):
-            expected, found, _ = _step(eager, ours, f, x, y, None)
-            results += [(expected, found)] if kept else []
+            expected, result, _ = _step(eager, ours, f, x, y, None)
+            results += [(expected, result)] if kept else []
         counting = Stopping(-1, Stopped, lines=number % 2 == 0)
         _step(eager, ours, f, x, y, counting)
         for _ in range(12):
             at = drawn.randint(1, max(counting.count, 1))
             stopping = Stopping(at, Stopped, lines=number % 2 == 0, by_signal=True)
-            expected, found, stopped = _step(eager, ours, f, x, y, stopping)
+            expected, result, stopped = _step(eager, ours, f, x, y, stopping)
             came_out += stopped
             assert body_run.current() is None
             assert modes.here() is not None
-            expected, found, _ = _step(eager, ours, f, x, y, None)
-            assert bits(expected) == bits(found)
-            results += [(expected, found)] if kept and body not in (both, writing) else []
-            assert all(bits(one) == bits(other) for one, other in results if body not in (both, writing))
+            expected, result, _ = _step(eager, ours, f, x, y, None)
+            assert bits(expected) == bits(result)
+            results += [(expected, result)] if kept and body not in (both, writing) else []
+            assert all(bits(theirs) == bits(mine) for theirs, mine in results if body not in (both, writing))
         assert recordings(f).replays > 3
     assert came_out > 5
 
@@ -163,7 +165,7 @@ class Within(Stopping):
             super()._count(frame)
 
 
-@pytest.mark.parametrize("body", [reading, several], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("body", [reading, several], ids=lambda body: body.__name__)
 def test_signals_while_outputs_are_handed_out(body: Callable[[World, Tensor], Any]) -> None:
     """At each line: what was handed out by then is not handed out again in the next call."""
     eager, ours, f = _pair(body)
@@ -174,7 +176,7 @@ def test_signals_while_outputs_are_handed_out(body: Callable[[World, Tensor], An
     for at in range(1, counting.count + 1):
         _step(eager, ours, f, x, y, Within(at, Stopped, lines=True, by_signal=True))
         kept += [_step(eager, ours, f, x, y, None)]
-        assert all(bits(expected) == bits(found) for expected, found, _ in kept)
+        assert all(bits(expected) == bits(result) for expected, result, _ in kept)
 
 
 class Lookup(nn.Module):
@@ -204,10 +206,10 @@ def test_an_operator_that_raises_in_a_replay() -> None:
     eager, ours = Lookup(), Lookup()
     f, x, y = capture(ours), torch.ones(3, 4), torch.ones(3, 4)
 
-    def call(one: Any, argument: Tensor, *ids: Tensor) -> Any:
+    def call(module: Any, argument: Tensor, *ids: Tensor) -> Any:
         torch.manual_seed(len(replays))
         try:
-            return bits(one(argument, *ids))
+            return bits(module(argument, *ids))
         except IndexError as error:
             return str(error)
 
@@ -230,11 +232,11 @@ def test_an_operator_that_raises_in_a_replay() -> None:
         replays.append(recordings(f).replays)
     assert replays[2:] == sorted(set(replays))
     assert recordings(f).recordings == made
-    assert [one.code for one in recordings(f).findings if one.code == "CG905"] == []
+    assert [finding.code for finding in recordings(f).findings if finding.code == "CG905"] == []
 
 
 def test_a_fault_after_a_replay_is_put_right_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistake of the library between a replay and its end: the result is eager's, once told."""
+    """An error of the library between a replay and the end of the call: the result is eager's, and a finding tells."""
     eager, ours, f = _pair(both)
     x, y = torch.ones(3, 4), torch.ones(3, 4)
     for _ in range(4):
@@ -251,8 +253,8 @@ def test_a_fault_after_a_replay_is_put_right_and_told(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(type(node.outputs), "build", fails)
     with pytest.warns(match="CG905"):
-        expected, found, _ = _step(eager, ours, f, x, y, None)
-    assert bits(expected) == bits(found)
+        expected, result, _ = _step(eager, ours, f, x, y, None)
+    assert bits(expected) == bits(result)
     assert len(calls) == 2
 
 
@@ -313,7 +315,7 @@ def test_what_follows_is_done_first_and_told_then() -> None:
 
 
 def test_parts_of_a_commit() -> None:
-    """What a part put off is told at the end of the whole, which ran if a part did."""
+    """Interrupts that a part put off are told at the end of the whole commit. It counts as run if a part of it ran."""
     order: list[str] = []
 
     def interrupted(name: str) -> Callable[[bool], str]:
@@ -344,7 +346,7 @@ def test_parts_of_a_commit() -> None:
 
 
 def test_a_tape_that_acts_is_not_left_in_the_middle() -> None:
-    """A signal between its operators waits for the end, and comes at once where nothing can be seen yet."""
+    """A signal between its operators waits for its end where it acts, and comes out at once before it acts."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise Stopped

@@ -27,7 +27,7 @@ def _every_body_pays() -> Iterator[None]:
 
 
 class Own:
-    """A program of users: what it counts, and a sum that is written where the answer is true."""
+    """State of a user's program: counters, and a sum that is written where the question is answered with yes."""
 
     def __init__(self) -> None:
         self.n, self.other, self.total = 0, 7, torch.zeros(4)
@@ -91,7 +91,7 @@ def two(own: Own, x: Tensor) -> Any:
 
 
 def more_then(own: Own, x: Tensor) -> Any:
-    """Another amount after the one answer."""
+    """It counts by another amount after one of the answers."""
     own.n += 5 if own.n % 4 == 0 else 1
     return x * 2
 
@@ -273,7 +273,7 @@ def test_global_counter() -> None:
 
 
 def test_counter_while_another_thread_runs() -> None:
-    """The other thread would see numbers that are put there to find out what comes of them."""
+    """What depends on a counter is found out with other numbers in it, which the other thread would see."""
     with recorded_in_a_thread() as seen:
 
         def program(wrap: Wrap) -> Step:
@@ -285,11 +285,12 @@ def test_counter_while_another_thread_runs() -> None:
         twins(program, calls=20)
     numbers = seen[-1]
     assert isinstance(numbers, set)
-    assert all(0 <= one <= 20 for one in numbers)
+    assert numbers
+    assert all(0 <= number <= 20 for number in numbers)
 
 
 class recorded_in_a_thread:
-    """Notes, from another thread, what the counters of these programs are."""
+    """Reads the counters of the listed programs in another thread. At the end the list gets the set of what it saw."""
 
     def __init__(self) -> None:
         self.owns: list[Any] = []
@@ -315,7 +316,7 @@ class recorded_in_a_thread:
 
 
 class Delayed:
-    """TD3: the actor and the targets follow every second step."""
+    """TD3 (arXiv:1802.09477): the actor and the target are updated in every second step."""
 
     def __init__(self, make: Callable[..., torch.optim.Optimizer]) -> None:
         torch.manual_seed(0)
@@ -342,9 +343,9 @@ class Delayed:
 
     def state(self) -> Any:
         modules = [self.actor, self.critic, self.target]
-        tensors = [one for module in modules for one in module.parameters()]
+        tensors = [parameter for module in modules for parameter in module.parameters()]
         optimizers = [self.actor_optimizer.state_dict(), self.critic_optimizer.state_dict()]
-        return tensors, [one.grad for one in tensors], optimizers, self.total_it
+        return tensors, [tensor.grad for tensor in tensors], optimizers, self.total_it
 
 
 MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -418,5 +419,5 @@ def test_capture_tells_that_answers_stand_for_the_counter() -> None:
     f = capture(lambda x: every_fourth(own, x))
     for _ in range(20):
         f(torch.randn(4))
-    assert any("answers of the body" in one.detail for one in recordings(f).events)
+    assert any("answers of the body" in event.detail for event in recordings(f).events)
     assert own.n == 20

@@ -1,5 +1,5 @@
-"""Counters in Python state of which operators get what Python computes: the bias corrections of an optimizer that is
-written in Python."""
+"""Counters in Python state from which Python computes numbers for operators, as the bias corrections of an optimizer
+that is written in Python."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def _no_plans() -> Iterator[None]:
 
 def is_lifted(f: Any) -> bool:
     """Whether one recording serves all values."""
-    return any("one recording serves" in one.detail for one in recordings(f).events)
+    return any("one recording serves" in event.detail for event in recordings(f).events)
 
 
 class Adam:
-    """Written by hand, as many programs have it."""
+    """Adam written by hand, as many programs have it."""
 
     def __init__(self, net: nn.Module) -> None:
         self.weights = list(net.parameters())
         self.t, self.rate = 0, 0.01
-        self.mean = [torch.zeros_like(one) for one in self.weights]
-        self.square = [torch.zeros_like(one) for one in self.weights]
+        self.mean = [torch.zeros_like(weight) for weight in self.weights]
+        self.square = [torch.zeros_like(weight) for weight in self.weights]
         self.seen: Any = None
         self.table = [0.1 * number for number in range(100)]
 
@@ -90,7 +90,7 @@ class Twice(Adam):
 
 
 class AFunctionOfMath(Adam):
-    """By a name of its own: what it reads is not seen."""
+    """A function of ``math`` is called by a global name of this module: what it reads is not seen."""
 
     @override
     def corrections(self) -> tuple[float, float]:
@@ -138,13 +138,13 @@ class Writes(Adam):
 class Wraps(Adam):
     @override
     def corrections(self) -> tuple[float, float]:
-        found = 1 - 0.9**self.t, 1 - 0.999**self.t
+        result = 1 - 0.9**self.t, 1 - 0.999**self.t
         self.t = self.t % 5
-        return found
+        return result
 
 
 class FromACounterInC(Adam):
-    """An undone run would advance it."""
+    """The count comes from ``itertools.count``, which an undone run would advance."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
@@ -191,8 +191,8 @@ def beside(kind: type[Adam], change: Callable[[int, Adam], None] = lambda call, 
     eager, ours = Trained(kind), Trained(kind)
     f = capture(ours.step, max_recordings=30)
     for call in range(CALLS):
-        for one in (eager, ours):
-            change(call, one.optimizer)
+        for trained in (eager, ours):
+            change(call, trained.optimizer)
         x = torch.randn(5, 4)
         assert_same(f(x), eager.step(x))
         assert_same(ours.state()[3:], eager.state()[3:])
@@ -203,7 +203,7 @@ def beside(kind: type[Adam], change: Callable[[int, Adam], None] = lambda call, 
 @pytest.mark.parametrize("kind", LIFTED)
 def test_one_recording_serves_all_counts(kind: type[Adam]) -> None:
     f = beside(kind)
-    assert is_lifted(f) == LIFTS, [one.detail for one in recordings(f).events]
+    assert is_lifted(f) == LIFTS, [event.detail for event in recordings(f).events]
     if LIFTS:
         assert recordings(f).replays > CALLS - 10
         assert recordings(f).recordings <= 3
@@ -247,7 +247,7 @@ def test_another_rate_too() -> None:
 
 
 class Grows(Adam):
-    """What it adds is another number later."""
+    """The amount by which it counts is another number later."""
 
     amount = 1
 
@@ -266,7 +266,7 @@ def test_another_amount() -> None:
 
 
 def test_beside_another_thread_math_is_not_touched() -> None:
-    """Its functions would be others for that thread."""
+    """That thread would see the stand-ins for its functions."""
     before, seen, done = dict(vars(math)), set[int](), threading.Event()
 
     def looks() -> None:
@@ -332,8 +332,8 @@ def test_an_optimizer_with_a_count(*, is_of_group: bool) -> None:
         net = nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 1))
         twins.append(SimpleNamespace(net=net, optimizer=Optimizer(net, is_of_group=is_of_group)))
 
-    def step_of(one: Any) -> Callable[[Tensor], Tensor]:
-        net, optimizer = one.net, one.optimizer
+    def step_of(trained: Any) -> Callable[[Tensor], Tensor]:
+        net, optimizer = trained.net, trained.optimizer
 
         def step(x: Tensor) -> Tensor:
             optimizer.zero_grad()
@@ -350,11 +350,11 @@ def test_an_optimizer_with_a_count(*, is_of_group: bool) -> None:
         x = torch.randn(5, 4)
         assert_same(f(x), plain(x))
         assert_same(list(ours.net.parameters()), list(eager.net.parameters()))
-        theirs, own = (one.optimizer.state_dict() for one in (eager, ours))
+        theirs, own = (trained.optimizer.state_dict() for trained in (eager, ours))
         assert own["param_groups"] == theirs["param_groups"]
-        assert [one["step"] for one in own["state"].values() if "step" in one] == [
-            one["step"] for one in theirs["state"].values() if "step" in one
+        assert [state["step"] for state in own["state"].values() if "step" in state] == [
+            state["step"] for state in theirs["state"].values() if "step" in state
         ]
-    assert is_lifted(f) == (is_of_group and LIFTS), [one.detail for one in recordings(f).events]
+    assert is_lifted(f) == (is_of_group and LIFTS), [event.detail for event in recordings(f).events]
     if LIFTS:  # a step that counts elsewhere runs eagerly between two segments
         assert recordings(f).replays > CALLS - 12

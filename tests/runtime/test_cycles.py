@@ -1,4 +1,4 @@
-"""A captured function that its own body leads to, as a trainer that keeps its step, goes with the rest of the cycle."""
+"""A captured function that its own body refers to (a trainer keeps its step) is collected with the whole cycle."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Plain(Trainer):
 def made(
     kind: type[Trainer], make: Callable[[Trainer], Callable[[Tensor], Tensor]], calls: int
 ) -> tuple[weakref.ref[Trainer], Tensor | None]:
-    """A trainer that is there no more, and its last result."""
+    """A weak reference to a trainer that nobody holds any more, and its last result."""
     trainer, last = kind(), None
     trainer.step = make(trainer)
     for number in range(calls):
@@ -102,7 +102,7 @@ def made(
 def test_a_function_that_is_not_recorded_goes_with_its_cycle(
     make: Callable[[Trainer], Callable[[Tensor], Tensor]], calls: int
 ) -> None:
-    """What ends its state, once it is gone, is no reason to stay."""
+    """What is to run at its end does not keep it alive."""
     gone, _ = made(Trainer, make, calls)
     gc.collect()
     assert gone() is None
@@ -113,21 +113,21 @@ def test_a_function_that_is_not_recorded_goes_with_its_cycle(
 def test_a_recorded_function_goes_with_its_cycle(
     make: Callable[[Trainer], Callable[[Tensor], Tensor]], calls: int
 ) -> None:
-    """The tree has its recording, and nothing that the function leads to. Results keep their values."""
+    """The tree, which had its recording, holds nothing that the function refers to. Results keep their values."""
     gone, last = made(Plain, make, calls)
     gc.collect()
     assert gone() is None
     [tree] = thread_trees.in_use().trees.values()
     assert not tree.recordings()
-    other = capture(lambda x: x + 1)
+    shifted = capture(lambda x: x + 1)
     for _ in range(4):
-        assert torch.equal(other(torch.ones(3)), torch.full((3,), 2.0))
+        assert torch.equal(shifted(torch.ones(3)), torch.full((3,), 2.0))
     assert last is not None
     assert last.tolist() == [2.0 * (calls - 1)] * 3
 
 
 class Loop:
-    """Keeps its step, which trains."""
+    """A trainer that keeps its own captured methods."""
 
     def __init__(self) -> None:
         self.net = nn.Linear(3, 3)
@@ -136,8 +136,8 @@ class Loop:
         self.forward = capture(self.part)
 
     def part(self, x: Tensor) -> Tensor:
-        found: Tensor = self.net(x).sum()
-        return found
+        total: Tensor = self.net(x).sum()
+        return total
 
     def whole(self, x: Tensor) -> Tensor:
         self.optimizer.zero_grad()
@@ -158,9 +158,9 @@ def test_a_trainer_goes_with_its_step(kind: str) -> None:
         return [weakref.ref(loop), weakref.ref(loop.net), weakref.ref(loop.net.weight)]
 
     with torch.enable_grad():
-        found = run()
+        references = run()
     gc.collect()
-    assert [one() for one in found] == [None, None, None]
+    assert [reference() for reference in references] == [None, None, None]
 
 
 def test_what_one_function_gave_another_one_goes_with_both() -> None:
@@ -179,5 +179,5 @@ def test_what_one_function_gave_another_one_goes_with_both() -> None:
     below = [kept(last) for _ in range(5)]
     gc.collect()
     assert gone() is None
-    assert [one.tolist() for one in below] == [[12.0] * 3] * 5
+    assert [result.tolist() for result in below] == [[12.0] * 3] * 5
     assert last.tolist() == [4.0] * 3

@@ -27,7 +27,8 @@ def _every_body_pays() -> Iterator[None]:
 
 
 def twins(program: Callable[[Wrap], Step], calls: int = CALLS) -> int:
-    """Both take the same steps, equal bit for bit, generators too. Gives the number of replays."""
+    """The program takes the same steps eagerly and captured: equal bit for bit, generators too. Gives the number of
+    replays."""
     made: list[Any] = []
 
     def captured(target: Any) -> Any:
@@ -42,7 +43,7 @@ def twins(program: Callable[[Wrap], Step], calls: int = CALLS) -> int:
         got = told(mine, n)
         assert_same(got, expected)
         assert torch.equal(torch.get_rng_state(), state)
-    return sum(recordings(one).replays for one in made)
+    return sum(recordings(function).replays for function in made)
 
 
 def told(step: Step, n: int) -> Any:
@@ -157,8 +158,12 @@ def test_delayed_update_in_a_whole_training_step() -> None:
 
         def step(n: int) -> Any:
             with torch.enable_grad():
-                found = update(torch.randn(8, 4), torch.randn(8, 2), n)
-            return found, [*actor.parameters(), *critic.parameters()], [one.grad for one in actor.parameters()]
+                loss = update(torch.randn(8, 4), torch.randn(8, 2), n)
+            return (
+                loss,
+                [*actor.parameters(), *critic.parameters()],
+                [parameter.grad for parameter in actor.parameters()],
+            )
 
         return step
 
@@ -320,7 +325,7 @@ def test_method_of_a_module_and_a_keyword() -> None:
 
 
 def test_undone_runs_leave_no_trace() -> None:
-    """A body that counts itself counts calls alone."""
+    """A body that counts its runs counts one for each call."""
 
     def program(wrap: Wrap) -> Step:
         seen, results = {"n": 0}, list[Tensor]()

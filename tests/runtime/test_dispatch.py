@@ -1,4 +1,4 @@
-"""Who decides in the runtime: one module does, the others hand back what they found."""
+"""In the runtime one module decides what a call does, ``dispatch``; the others return what they found."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def function_around(path: Path, text: str) -> list[str]:
     """Names of the functions whose source has this text."""
     source = path.read_text(encoding="utf-8")
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
-    return [one.name for one in functions if text in (ast.get_source_segment(source, one) or "")]
+    return [function.name for function in functions if text in (ast.get_source_segment(source, function) or "")]
 
 
 def test_one_place_writes_a_phase() -> None:

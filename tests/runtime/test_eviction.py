@@ -23,7 +23,7 @@ from capture.tree.tree import Tree
 from tests.support.device import AGAIN, DEVICE, OWN_MEMORY
 
 SCALE = 1000 if OWN_MEMORY else 1
-"""Of sizes where bytes are counted."""
+"""Factor for sizes in tests that count bytes: a device's allocator takes at least 2 MiB at once."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 
@@ -110,8 +110,8 @@ def test_a_shape_that_comes_back_is_recorded_from_its_plan() -> None:
     captured = capture(body, max_recordings=1)
     for size in (1, 1, *[2] * (LEAST + 3), *[1] * (LEAST + 2)):
         check(captured, size)
-    found = recordings(captured)
-    assert (found.observations, found.recordings, found.evictions) == (2, 3, 2)
+    counters = recordings(captured)
+    assert (counters.observations, counters.recordings, counters.evictions) == (2, 3, 2)
 
 
 def test_outputs_of_an_evicted_recording_keep_their_values() -> None:
@@ -119,12 +119,12 @@ def test_outputs_of_an_evicted_recording_keep_their_values() -> None:
     check(captured, 1)
     check(captured, 1)
     kept = captured(of(1))
-    same = torch.utils.dlpack.from_dlpack(kept)
+    shared = torch.utils.dlpack.from_dlpack(kept)
     for _ in range(LEAST + 4):
         check(captured, 2)
     assert recordings(captured).evictions == 1
     assert torch.equal(kept, body(of(1)))
-    assert (same.data_ptr(), same.tolist()) == (kept.data_ptr(), kept.tolist())
+    assert (shared.data_ptr(), shared.tolist()) == (kept.data_ptr(), kept.tolist())
 
 
 def test_nothing_is_kept_of_shapes_that_were_displaced() -> None:
@@ -164,9 +164,9 @@ def test_training_blocks_are_displaced_as_well() -> None:
         with torch.enable_grad():
             captured(of(size)).square().sum().backward()
             theirs(of(size)).square().sum().backward()
-        for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
-            assert torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
-            one.grad = other.grad = None
+        for parameter, twin in zip(mine.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(parameter.grad, twin.grad)  # type: ignore[arg-type]
+            parameter.grad = twin.grad = None
     assert recordings(captured).evictions >= 2
     assert recordings(captured).replays >= 20
 
@@ -185,7 +185,7 @@ def test_the_bound_on_memory_holds_at_the_end_of_each_call() -> None:
             if number % 7 == 0:
                 kept.append((result, size))
             assert bytes_here() <= limit
-    assert all(torch.equal(one, body(of(size))) for one, size in kept)
+    assert all(torch.equal(result, body(of(size))) for result, size in kept)
     if not AGAIN:  # a tape that has to write elsewhere takes more than was foreseen
         assert recordings(captured).evictions > 0
     assert recordings(captured).replays > 60
@@ -204,24 +204,24 @@ def test_the_bound_on_all_recordings() -> None:
 
 
 def test_the_bound_is_on_all_threads() -> None:
-    """What was used least goes, whichever thread made it: that of another one at its next call."""
+    """The one not used for longest goes, whichever thread made it; another thread drops its own at its next call."""
     hot, cold = capture(lambda x: torch.sin(x) + 1, name="hot"), capture(lambda x: torch.cos(x) + 1, name="cold")
-    there, may_go_on, found = threading.Event(), threading.Event(), list[Any]()
+    there, may_go_on, reported = threading.Event(), threading.Event(), list[Any]()
     x = torch.full((2, 3), 0.2, device=DEVICE)
 
-    def other() -> None:
+    def work() -> None:
         with torch.no_grad(), config.patch(cache=False, max_recordings=4):
             for _ in range(3):
                 for f in (cold, hot):
                     mark_step_begin()
                     f(x)
-            found.append(_tree())
+            reported.append(_tree())
             there.set()
             may_go_on.wait(60)
-            found.append([cold(x), hot(x), len(_tree().recordings()), _tree().buried])
+            reported.append([cold(x), hot(x), len(_tree().recordings()), _tree().buried])
 
     with config.patch(cache=False, max_recordings=4):
-        thread = threading.Thread(target=other)
+        thread = threading.Thread(target=work)
         thread.start()
         assert there.wait(60)
         for number in range(3):
@@ -229,15 +229,15 @@ def test_the_bound_is_on_all_threads() -> None:
             for _ in range(3):
                 mark_step_begin()
                 f(x)
-            assert len(found[0].recordings()) + len(_tree().recordings()) <= 4
-            found.append(f)
-        assert [node.function.annotation.function for node in found[0].buried] == ["cold"]
+            assert len(reported[0].recordings()) + len(_tree().recordings()) <= 4
+            reported.append(f)
+        assert [node.function.annotation.function for node in reported[0].buried] == ["cold"]
         may_go_on.set()
         thread.join()
-    assert torch.equal(found[-1][0], torch.cos(x) + 1)
-    assert torch.equal(found[-1][1], torch.sin(x) + 1)
-    assert found[-1][3] == []
-    assert found[-1][2] + len(_tree().recordings()) <= 4
+    assert torch.equal(reported[-1][0], torch.cos(x) + 1)
+    assert torch.equal(reported[-1][1], torch.sin(x) + 1)
+    assert reported[-1][3] == []
+    assert reported[-1][2] + len(_tree().recordings()) <= 4
 
 
 def _tree() -> Tree:
@@ -257,7 +257,7 @@ def test_a_chain_goes_from_its_end() -> None:
 
 
 def deep(x: Tensor) -> Tensor:
-    """Five results at once: two of which one is kept until the end."""
+    """Several intermediate results are alive at once; the first one is needed until the end."""
     y = torch.tanh(x)
     return (y + 1) * (y - 1) + y.exp()
 
@@ -269,11 +269,11 @@ def test_a_recording_that_would_be_too_large_is_not_made() -> None:
             x = of(40 * SCALE if number % 3 else large)
             assert torch.equal(captured(x), deep(x))
             assert bytes_here() <= 100_000 * SCALE
-    found = recordings(captured)
-    assert found.recordings == 1
-    assert found.evictions == 0
-    assert found.replays >= 30
-    assert [finding.code for finding in found.findings] == ["CG907"]
+    counters = recordings(captured)
+    assert counters.recordings == 1
+    assert counters.evictions == 0
+    assert counters.replays >= 30
+    assert [finding.code for finding in counters.findings] == ["CG907"]
     with config.patch(memory_limit=10_000_000 * SCALE):
         for _ in range(3):
             assert torch.equal(captured(of(large)), deep(of(large)))
@@ -295,12 +295,12 @@ def test_a_warm_up_that_would_be_too_large_is_skipped() -> None:
     captured = capture(deep)
     with config.patch(memory_limit=100_000 * SCALE):
         told = warmup(captured).cases([(of(20_000 * SCALE),), (of(40 * SCALE),)])
-    assert [one.code for one in told.cases] == ["CG907", None]
+    assert [case.code for case in told.cases] == ["CG907", None]
     assert bytes_here() <= 100_000 * SCALE
 
 
 def test_the_forecast_is_close_to_what_a_recording_takes() -> None:
-    """On a device with tensors of more than 10 MiB, which its allocator gives no more than they ask for."""
+    """On a device the tensors have more than 10 MiB: for such sizes its allocator takes no more than was asked for."""
     large, square = (300, 300) if SCALE == 1 else (1 << 20, 1 << 13)
     attention: Callable[[Tensor], Tensor] = lambda x: torch.softmax(x @ x.t(), -1) @ x  # noqa: E731
     for function, size in ((deep, large), (body, large), (attention, square)):
@@ -309,7 +309,8 @@ def test_the_forecast_is_close_to_what_a_recording_takes() -> None:
         for _ in range(2):
             captured(of(size))
         (entry,) = next(iter(all_of(captured))).entries()
-        copied = [one for one in plans(captured)[0].placeholders if one.policy == Policy.COPY]  # large ones are bound
+        # large arguments are bound, not copied
+        copied = [placeholder for placeholder in plans(captured)[0].placeholders if placeholder.policy == Policy.COPY]
         taken = bytes_here() - len(copied) * of(size).nbytes
         assert 0.9 * taken <= entry.needs <= 1.5 * taken
 
@@ -319,7 +320,7 @@ def test_what_each_recording_takes_is_shown() -> None:
     for size in (300, 600):
         for _ in range(3):
             captured(of(size))
-    small, large = sorted(recordings(captured).sizes, key=lambda one: one.output_bytes)
+    small, large = sorted(recordings(captured).sizes, key=lambda recording: recording.output_bytes)
     assert (small.output_bytes, large.output_bytes) == (of(300).nbytes, of(600).nbytes)
     assert small.arguments == f"x: float32[300, 3] {of(1).device}"
     assert small.working_bytes >= small.output_bytes
@@ -327,4 +328,5 @@ def test_what_each_recording_takes_is_shown() -> None:
     assert str(small) in report()
     kept = [captured(of(300)) for _ in range(3)]
     assert kept
-    assert {one.output_bytes for one in recordings(captured).sizes} == {0, of(600).nbytes}  # it is the caller's now
+    output_bytes = {recording.output_bytes for recording in recordings(captured).sizes}
+    assert output_bytes == {0, of(600).nbytes}  # the kept output is the caller's now

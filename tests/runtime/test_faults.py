@@ -68,19 +68,22 @@ class Differentiable(Counts):
 
 
 def _told(module: Any, x: torch.Tensor) -> list[Any]:
-    y, double, same = module(x)
+    y, double, given = module(x)
     if y.requires_grad and isinstance(module, Differentiable):
         (y.sum() + double["double"].sum()).backward()
     state = [module.total.clone(), module.last.clone(), module.runs, rng_state().sum()]
-    return [y.clone(), double["double"].clone(), same is x, x.clone(), *state, str(module.lin.weight.grad)]
+    return [y.clone(), double["double"].clone(), given is x, x.clone(), *state, str(module.lin.weight.grad)]
 
 
-def _same(one: list[Any], other: list[Any]) -> bool:
-    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(one, other, strict=True))
+def _same(results: list[Any], expected: list[Any]) -> bool:
+    return all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(results, expected, strict=True)
+    )
 
 
 def _fails_on(place: str, monkeypatch: pytest.MonkeyPatch, calls: range, *, after: bool) -> list[int]:
-    """Have these calls of it raise from now on, before or after they did their work. Gives their count."""
+    """Have these calls of the function at ``place`` raise, before or after its work. Gives a list with the number of
+    its calls."""
     module, _, path = f"capture.{place}".partition(":")
     owner_name, _, name = path.rpartition(".")
     owner = pkgutil.resolve_name(f"{module}:{owner_name}" if owner_name else module)
@@ -91,10 +94,10 @@ def _fails_on(place: str, monkeypatch: pytest.MonkeyPatch, calls: range, *, afte
         fails = count[0] in calls
         if fails and not after:
             raise Broken(name)
-        found = original(*args, **kwargs)
+        result = original(*args, **kwargs)
         if fails:
             raise Broken(name)
-        return found
+        return result
 
     monkeypatch.setattr(owner, name, broken)
     return count
@@ -137,14 +140,14 @@ def test_a_fault_anywhere_costs_no_more_than_speed(
             with monkeypatch.context() as patched, warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 _fails_on(place, patched, range(first, first + 3), after=after)
-                found, expected = list[Any](), list[Any]()
-                for results, module in ((expected, eager), (found, captured)):
+                ours, expected = list[Any](), list[Any]()
+                for results, module in ((expected, eager), (ours, captured)):
                     torch.manual_seed(1)
                     for number in range(6):
                         with torch.set_grad_enabled(with_gradients):
                             results.append(_told(module, torch.full((2, 3), float(number))))
-            assert all(map(_same, found, expected))
-            texts = [str(one.message) for one in said if "CG905" in str(one.message)]
+            assert all(map(_same, ours, expected))
+            texts = [str(warning.message) for warning in said if "CG905" in str(warning.message)]
             assert len(texts) == len(set(texts))
 
 
@@ -226,8 +229,8 @@ def test_the_error_of_a_body_comes_out_as_it_is_though_something_goes_wrong_afte
     _fails_on("runtime.record_failure:without_facts", monkeypatch, range(1, 100), after=False)
     _fails_on("observe.run:run_watched", monkeypatch, range(1, 100), after=True)
     for shape in (3, 4):
-        with pytest.raises(ValueError, match="the body's own") as found:
+        with pytest.raises(ValueError, match="the body's own") as raised:
             function(torch.ones(shape))
-        assert found.value is error
-        assert found.value.__context__ is None
+        assert raised.value is error
+        assert raised.value.__context__ is None
     assert runs[0] == 4

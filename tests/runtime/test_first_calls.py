@@ -60,15 +60,15 @@ def test_the_first_call_of_a_small_function_runs_little_python() -> None:
 @pytest.mark.parametrize("module", [dis, inspect, typing, nn.Module])
 def test_names_are_read_from_code_as_dis_reads_them(module: object) -> None:
     """The code of one instruction is taken apart by hand, as ``dis`` takes ten times as long."""
-    codes = [one.__code__ for one in vars(module).values() if isinstance(one, types.FunctionType)]
-    codes += [one for code in codes for one in code.co_consts if isinstance(one, types.CodeType)]
+    codes = [function.__code__ for function in vars(module).values() if isinstance(function, types.FunctionType)]
+    codes += [constant for code in codes for constant in code.co_consts if isinstance(constant, types.CodeType)]
     assert len(codes) > 10
     for code in codes:
         sets, kept = set[str](), set[str]()
-        for one in dis.get_instructions(code):
-            if one.opname in ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME"):
-                sets.add(one.argval)
-            elif one.opcode in dis.hasname:
-                kept.add(one.argval)
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME"):
+                sets.add(instruction.argval)
+            elif instruction.opcode in dis.hasname:
+                kept.add(instruction.argval)
         assert names_used.uses_of(code).names >= set(code.co_names) - (sets - kept)
         assert names_used._looked_up(code) == set(code.co_names) - (sets - kept), code.co_qualname

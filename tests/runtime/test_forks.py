@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -39,7 +38,7 @@ PATIENCE = 20.0  # seconds
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Inference on the CPU, which children can use beside any device; no plans on disk, no tree of another test. What
-    an engine puts in place for good was put there by tests before."""
+    engines have changed for good by then counts as there before."""
     thread_trees.forget_trees()
     before.clear()
     before.update(attributes())
@@ -85,23 +84,24 @@ HOLDERS: list[Any] = [
 
 
 _PYTHONS = ("__dict__", "__slotnames__")
-"""Not ours: a getter, which is another object each time, and what ``copy`` notes on a class at its first copy."""
+"""Python's own changes: a getter that is another object in each look, and what ``copy`` notes on a class at its first
+copy."""
 
 
 def attributes() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for number, holder in enumerate(HOLDERS):
-        found |= {f"{number} {name}": value for name, value in holder.__dict__.items() if name not in _PYTHONS}
-    return found
+        values |= {f"{number} {name}": value for name, value in holder.__dict__.items() if name not in _PYTHONS}
+    return values
 
 
 before: dict[str, Any] = {}
-"""Them, at the begin of the test."""
+"""The attributes at the begin of the test."""
 
 
 def stand_ins() -> list[str]:
-    """The names of the attributes, of classes and modules that a watch changes, that differ from before this test's
-    watches."""
+    """Names of attributes that are not as they were at the begin of the test, of the classes and modules that a watch
+    changes."""
     now = attributes()
     return [name for name in before.keys() | now.keys() if before.get(name) is not now.get(name)]
 
@@ -117,28 +117,28 @@ class Net(nn.Module):
         return self.h * 2
 
 
-def works(known: Any, new: Any) -> Callable[[], Any]:
+def works(recorded: Any, new: Any) -> Callable[[], Any]:
     """Old recordings, new shapes, a new function, state and training, all equal to eager in a child."""
 
     def run() -> Any:
-        found: list[Any] = [stand_ins()[:3]]
-        for f in (known, new):
+        results: list[Any] = [stand_ins()[:3]]
+        for f in (recorded, new):
             for size in (3, 4):
                 x = torch.randn(size)
-                found.append(all(torch.equal(f(x), body(x)) for _ in range(4)))
+                results.append(all(torch.equal(f(x), body(x)) for _ in range(4)))
         ours, eager = Net(), Net()
         eager.load_state_dict(ours.state_dict())
         model = capture(ours)
         x = torch.ones(2, 4)
-        found += [torch.equal(model(x), eager(x)) and torch.equal(ours.h, eager.h) for _ in range(4)]
+        results += [torch.equal(model(x), eager(x)) and torch.equal(ours.h, eager.h) for _ in range(4)]
         with torch.enable_grad():
             model.zero_grad()
-            layer, same = nn.Linear(3, 3), nn.Linear(3, 3)
-            same.load_state_dict(layer.state_dict())
-            expected = trained(same, lambda x: same(x).relu().sum())
-            found.append(trained(layer, capture(lambda x: layer(x).relu().sum(), name="g")) == expected)
-            found.append(isinstance(expected, list) or "fork-based" in expected)
-        return found
+            layer, twin = nn.Linear(3, 3), nn.Linear(3, 3)
+            twin.load_state_dict(layer.state_dict())
+            expected = trained(twin, lambda x: twin(x).relu().sum())
+            results.append(trained(layer, capture(lambda x: layer(x).relu().sum(), name="g")) == expected)
+            results.append(isinstance(expected, list) or "fork-based" in expected)
+        return results
 
     return run
 
@@ -151,23 +151,23 @@ def trained(layer: nn.Linear, loss: Callable[[Tensor], Tensor]) -> list[list[flo
             loss(torch.ones(2, 3)).backward()
     except RuntimeError as error:
         return str(error)
-    return [one.grad.tolist() for one in layer.parameters() if one.grad is not None]
+    return [parameter.grad.tolist() for parameter in layer.parameters() if parameter.grad is not None]
 
 
-def fine(found: Any) -> bool:
-    return isinstance(found, list) and found[0] == [] and all(one is True for one in found[1:])
+def fine(results: Any) -> bool:
+    return isinstance(results, list) and results[0] == [] and all(result is True for result in results[1:])
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", ["watch", "record", "train"])
 def test_while_another_thread_watches_and_records(mode: str) -> None:
-    """At some moments. What torch imports at the first use it imports before: no child of any program survives a lock
-    of that kind."""
-    known = capture(body, name="known")
-    assert fine(works(known, capture(body, name="first"))())
+    """Children are made at several moments. What torch imports at its first use is imported before: a child made during
+    an import hangs in any program."""
+    recorded = capture(body, name="known")
+    assert fine(works(recorded, capture(body, name="first"))())
     stop = threading.Event()
 
-    def other() -> None:
+    def work() -> None:
         number, layer = 0, nn.Linear(5, 5)
         with torch.set_grad_enabled(mode == "train"), config.patch(cache=False):
             while not stop.is_set():
@@ -175,23 +175,23 @@ def test_while_another_thread_watches_and_records(mode: str) -> None:
                 inner = body if mode != "train" else (lambda x: body(layer(x)).sum())
                 f = capture(inner, name=f"f{number}")
                 for _ in range(1 if mode == "watch" else 3):
-                    found = f(torch.ones(5))
+                    result = f(torch.ones(5))
                     if mode == "train":
-                        found.backward()
+                        result.backward()
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=work)
     thread.start()
     try:
         for number in range(3):
             time.sleep(0.007 * number)
-            found = in_fork(works(known, capture(body, name=f"new{number}")))
-            assert fine(found), (number, found)
+            told = in_fork(works(recorded, capture(body, name=f"new{number}")))
+            assert fine(told), (number, told)
     finally:
         stop.set()
         thread.join()
     assert stand_ins() == []
     x = torch.ones(3)
-    assert torch.equal(known(x), body(x))
+    assert torch.equal(recorded(x), body(x))
 
 
 class Stop:
@@ -211,12 +211,12 @@ class Stop:
 
         f = capture(paused, name="paused")
 
-        def other() -> None:
+        def work() -> None:
             with torch.no_grad(), config.patch(cache=False):
                 for _ in range(2):
                     f(x)
 
-        thread = threading.Thread(target=other)
+        thread = threading.Thread(target=work)
         thread.start()
         for _ in range(2):
             inside.wait(PATIENCE)
@@ -232,10 +232,10 @@ class Stop:
 
 def test_in_the_middle_of_a_body_of_another_thread() -> None:
     """The moments at which a child would wait for a lock for ever, or run behind stand-ins."""
-    known = capture(body, name="known")
+    recorded = capture(body, name="known")
     for _ in range(4):
-        known(torch.ones(3))
-    stop = Stop(lambda: in_fork(works(known, capture(body, name="new"))))
+        recorded(torch.ones(3))
+    stop = Stop(lambda: in_fork(works(recorded, capture(body, name="new"))))
     stop(torch.ones(7))
     assert all(map(fine, stop.found)), stop.found
     assert len(stop.found) == 2
@@ -255,7 +255,7 @@ def test_a_body_that_forks() -> None:
     for number in range(1, 5):
         assert torch.equal(f(x), body(x) + 1)
         assert len(children) == number
-    assert all(one == (body(body(x)).tolist(), []) for one in children), children
+    assert all(child == (body(body(x)).tolist(), []) for child in children), children
     assert recordings(f).replays == 0
 
 
@@ -288,10 +288,10 @@ def test_a_child_goes_on_in_the_body(monkeypatch: pytest.MonkeyPatch, beside_a_d
     parent = os.getpid()
     for _ in range(3):
         try:
-            found = f(x)
+            result = f(x)
             if os.getpid() != parent:
-                known = capture(body, name="known")
-                told = [torch.equal(known(x), body(x)) for _ in range(4)] + [stand_ins() == [], not found.any()]
+                recorded = capture(body, name="known")
+                told = [torch.equal(recorded(x), body(x)) for _ in range(4)] + [stand_ins() == [], not result.any()]
                 os.write(writing, b"1" if all(told) else b"0")
         except BaseException:
             if os.getpid() == parent:
@@ -300,7 +300,7 @@ def test_a_child_goes_on_in_the_body(monkeypatch: pytest.MonkeyPatch, beside_a_d
         finally:
             if os.getpid() != parent:
                 os._exit(0)
-        assert torch.equal(found, body(x) + 1)
+        assert torch.equal(result, body(x) + 1)
     for _ in range(3):
         os.wait()
     os.close(writing)
@@ -342,8 +342,8 @@ def test_workers_of_a_data_loader() -> None:
         f(torch.ones(3))
     for _ in range(2):
         loader = DataLoader(Squares(f), batch_size=3, num_workers=2, multiprocessing_context="fork")
-        found = torch.cat(list(loader))
-        assert torch.equal(found, torch.stack([body(torch.full((3,), float(n))) for n in range(12)]))
+        squares = torch.cat(list(loader))
+        assert torch.equal(squares, torch.stack([body(torch.full((3,), float(n))) for n in range(12)]))
 
 
 def _task(number: int) -> list[float]:
@@ -358,11 +358,11 @@ _captured = capture(body, name="in_a_pool")
 def make_pools(*, from_thread: bool) -> None:
     """Made by the main thread or by another one, before and after the parent recorded."""
     expected = [body(torch.full((3,), float(number))).tolist() for number in range(8)]
-    found: list[Any] = []
+    results: list[Any] = []
 
     def run() -> None:
         with multiprocessing.get_context("fork").Pool(2) as pool:
-            found.append(pool.map_async(_task, range(8)).get(PATIENCE * 2))
+            results.append(pool.map_async(_task, range(8)).get(PATIENCE * 2))
 
     for _ in range(2):
         if from_thread:
@@ -373,7 +373,7 @@ def make_pools(*, from_thread: bool) -> None:
             run()
         for _ in range(3):
             _task(1)
-    assert found == [expected] * 2
+    assert results == [expected] * 2
 
 
 @pytest.mark.one_in(2)
@@ -430,18 +430,18 @@ def test_one_step_that_fails_leaves_the_others() -> None:
 def test_threads_of_the_parent_are_left_to_it() -> None:
     """What they recorded takes nothing in the child, and is there in the parent as before."""
     f, ready, over = capture(body, name="f"), threading.Event(), threading.Event()
-    found: list[bool] = []
+    agreed: list[bool] = []
 
-    def other() -> None:
+    def work() -> None:
         with torch.no_grad(), config.patch(cache=False):
             for _ in range(4):
                 f(torch.ones(9))
             ready.set()
             over.wait(PATIENCE)
             replays = recordings(f).replays
-            found.append(torch.equal(f(torch.ones(9)), body(torch.ones(9))) and recordings(f).replays > replays)
+            agreed.append(torch.equal(f(torch.ones(9)), body(torch.ones(9))) and recordings(f).replays > replays)
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=work)
     thread.start()
     ready.wait(PATIENCE)
     try:
@@ -450,8 +450,7 @@ def test_threads_of_the_parent_are_left_to_it() -> None:
     finally:
         over.set()
         thread.join()
-    assert found == [True]
-    assert sys.is_finalizing() is False
+    assert agreed == [True]
 
 
 def test_what_lies_on_devices_is_left_to_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,7 +459,7 @@ def test_what_lies_on_devices_is_left_to_the_parent(monkeypatch: pytest.MonkeyPa
     released: list[str] = []
     f, ready, over = capture(body, name="f"), threading.Event(), threading.Event()
 
-    def other() -> None:
+    def work() -> None:
         with torch.no_grad(), config.patch(cache=False):
             for _ in range(4):
                 f(torch.ones(9))
@@ -470,7 +469,7 @@ def test_what_lies_on_devices_is_left_to_the_parent(monkeypatch: pytest.MonkeyPa
     for _ in range(4):
         f(torch.ones(5))
     tapes = [weakref.ref(entry.nodes[0].recording) for entry in captured_state(f).entries()]
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=work)
     thread.start()
     ready.wait(PATIENCE)
     tapes += [weakref.ref(entry.nodes[-1].recording) for entry in captured_state(f).entries()]
@@ -480,10 +479,10 @@ def test_what_lies_on_devices_is_left_to_the_parent(monkeypatch: pytest.MonkeyPa
     def run() -> Any:
         nonlocal f
         alive = [tape() is not None for tape in tapes]
-        found = torch.equal(f(torch.ones(5)), body(torch.ones(5)))
+        equal = torch.equal(f(torch.ones(5)), body(torch.ones(5)))
         f = capture(body, name="another")
         gc.collect()
-        return alive, found, [tape() is not None for tape in tapes], released
+        return alive, equal, [tape() is not None for tape in tapes], released
 
     try:
         assert in_fork(run) == ([True] * 3, True, [True] * 3, [])

@@ -42,7 +42,7 @@ def test_a_body_that_raises_leaves_the_grad_mode_that_it_set(
         with torch.set_grad_enabled(was):
             try:
                 f(x_of(seed)[0, :3])
-            except kind as one:
-                raised = one
+            except kind as error:
+                raised = error
             assert (raised is gate.error) == (len(trigger.runs) > runs and trigger.calls in trigger.fail_on)
             assert torch.is_grad_enabled() == (was if raised is None else not was), seed

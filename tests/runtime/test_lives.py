@@ -1,4 +1,4 @@
-"""Objects that come and go are not watched one by one: what they cost counts for all with the same code."""
+"""Objects that come and go: what it costs to watch them is added up over all that have the same captured code."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def a_module(number: int) -> Callable[[Tensor], Tensor]:
 
 @pytest.fixture(autouse=True)
 def as_users_have_it() -> Iterator[None]:
-    """The suite has ``CAPTURE_DROP_SLOW=0``, as it makes and drops very many objects."""
+    """Turn on what the suite turns off (``CAPTURE_DROP_SLOW=0``), as its tests make and drop very many objects."""
     lives.forget()
     with config.patch(drop_slow=True):
         yield
@@ -113,20 +113,20 @@ class Counted:
 def test_objects_that_come_and_go_are_not_watched_for_ever(kind: str, calls: int) -> None:
     """All results are eager's, few of the objects are watched, and one finding says that they are new."""
     efforts: list[int] = [0] * MANY
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         for number in range(MANY):
-            one = MADE[kind](number)
+            function = MADE[kind](number)
             with events.listening(Counted(efforts, number)):
                 for _ in range(calls):
-                    result = one(X)
+                    result = function(X)
             if kind == "method":
                 assert bits(result) == bits(torch.relu(X - 3) * torch.tensor(float(number)))
             elif kind == "function":
                 assert bits(result) == bits(X + number)
-            del one
+            del function
     assert sum(efforts[int(MOST) + 2 :]) <= 6, efforts  # after each rest one may be watched and recorded
-    texts = [str(one.message) for one in found if issubclass(one.category, CaptureWarning)]
+    texts = [str(warning.message) for warning in shown if issubclass(warning.category, CaptureWarning)]
     assert len(texts) == 1, texts
     assert texts[0].startswith("CG906")
     names = {"method": "a new Scaled object", "module": "a new Net object", "function": "captured anew"}
@@ -188,7 +188,7 @@ def test_one_that_was_never_called_can_be_asked_for() -> None:
 
 
 def test_to_capture_anew_costs_little_once_the_code_gave_up() -> None:
-    """Signature, names and a state were made each time, some 300 Python functions."""
+    """Once signature, names and a state were made each time, by calls of some 300 Python functions."""
     many_functions()
     ran: list[str] = []
 
@@ -210,9 +210,9 @@ def test_to_capture_anew_costs_little_once_the_code_gave_up() -> None:
 def test_objects_that_are_alive_are_watched_each() -> None:
     many = [Scaled(float(number)) for number in range(30)]
     for _ in range(4):
-        for number, one in enumerate(many):
-            assert bits(one.of(X)) == bits(torch.relu(X - 3) * float(number))
-    assert all(recordings(one.of).recordings == 1 for one in many)
+        for number, scaled in enumerate(many):
+            assert bits(scaled.of(X)) == bits(torch.relu(X - 3) * float(number))
+    assert all(recordings(scaled.of).recordings == 1 for scaled in many)
 
 
 def test_an_error_that_is_asked_for_stays_one() -> None:
@@ -281,16 +281,16 @@ def test_reset_begins_anew() -> None:
         for number in range(MANY):
             Scaled(float(number)).of(X)
     reset(Scaled.of)
-    one = Scaled()
+    scaled = Scaled()
     for _ in range(3):
-        one.of(X)
-    assert recordings(one.of).recordings == 1
+        scaled.of(X)
+    assert recordings(scaled.of).recordings == 1
 
 
 def test_nothing_is_added_up_where_times_decide_nothing() -> None:
     with config.patch(drop_slow=False):
         for number in range(MANY // 2):
-            one = Scaled(float(number))
+            scaled = Scaled(float(number))
             for _ in range(3):
-                one.of(X)
-            assert recordings(one.of).replays == 1
+                scaled.of(X)
+            assert recordings(scaled.of).replays == 1

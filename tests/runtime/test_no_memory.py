@@ -29,8 +29,8 @@ def _taken() -> int:
 
 @contextmanager
 def no_more_than(nbytes: int) -> Iterator[None]:
-    """The process may take so many bytes more than it has. What is free in the heap is used up first, and what is
-    garbage, which the call would collect: operators would find their memory there."""
+    """The process may take so many bytes more than it has. Garbage is collected and free memory of the heap is used up
+    before: operators would find their memory there."""
     gc.collect()
     libc, held = ctypes.CDLL(None), list[int]()
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -43,8 +43,8 @@ def no_more_than(nbytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-        for one in held:
-            libc.free(one)
+        for block in held:
+            libc.free(block)
 
 
 class Net(nn.Module):
@@ -88,7 +88,7 @@ def prefixes(model: Net, x: Tensor) -> list[tuple[float, float]]:
 @config.patch(cache=False, strict=False)
 def run_short_of_memory(call: int) -> None:
     """What the call raises is what eager does; the state is a prefix of eager's, and all that follows is right."""
-    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 128 * KIB)  # as at the begin, and fixed: what is freed is given back
+    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 128 * KIB)  # glibc's default, kept: freed blocks go back to the system
     failed = 0
     for megabytes in (0.5, 2, 4, 7, 10, 13):
         model, x = Net(), torch.ones(MIB // 4, device="cpu")

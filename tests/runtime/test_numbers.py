@@ -36,18 +36,18 @@ def run_beside(f: Callable[..., Any], body: Callable[..., Any], numbers: Sequenc
 
 
 def one_for_each() -> AbstractContextManager[Any]:
-    """Where numbers are not lifted each needs a recording of its own, and it is told that these come to nothing."""
+    """Where numbers are not lifted each one needs a recording of its own, and a finding says that these are in vain."""
     return contextlib.nullcontext() if LIFTS else pytest.warns(CaptureWarning, match="CG901|CG906")
 
 
 def is_lifted(f: Any) -> bool:
     """Whether one recording serves all values."""
-    return any("one recording serves" in one.detail for one in recordings(f).events)
+    return any("one recording serves" in event.detail for event in recordings(f).events)
 
 
 def reasons(f: Any) -> list[str]:
     """The texts of the events that are about numbers."""
-    return [one.detail for one in recordings(f).events if "number" in one.detail]
+    return [event.detail for event in recordings(f).events if "number" in event.detail]
 
 
 BODIES: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -179,11 +179,11 @@ COMPUTED: list[Callable[..., Any]] = [
 @pytest.mark.parametrize("computed", COMPUTED)
 def test_what_is_computed_from_numbers_is_a_formula(computed: Callable[..., Any]) -> None:
     noting = Noting()
-    found = computed(*noting.begin([0.3, 5]))
-    assert isinstance(found, Noted)
+    noted = computed(*noting.begin([0.3, 5]))
+    assert isinstance(noted, Noted)
     assert not noting.is_read
     for numbers in ([0.3, 5], [-0.7, 3], [1e-3, -8], [1.0, 2]):
-        expected, again = computed(*numbers), found.formula.value(numbers)
+        expected, again = computed(*numbers), noted.formula.value(numbers)
         assert type(again) is type(expected)
         assert repr(again) == repr(expected)
 
@@ -406,7 +406,7 @@ def test_gradients_verification_poison_release_and_reset() -> None:
             with torch.enable_grad():
                 for number in MANY[:4]:
                     x = torch.randn(4, 3)
-                    ours, theirs = (torch.autograd.grad(one(x, number).sum(), weight)[0] for one in (f, body))
+                    ours, theirs = (torch.autograd.grad(function(x, number).sum(), weight)[0] for function in (f, body))
                     assert torch.equal(ours, theirs)
             release(f)
             run_beside(f, body, MANY[:6])
@@ -432,10 +432,10 @@ def test_threads() -> None:
             failed.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2, 3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not failed
 
 
@@ -460,10 +460,10 @@ def test_an_operator_that_raises_and_a_body_that_catches_it() -> None:
         scaled = torch.relu(x) * s
         total.add_(1)
         try:
-            found = torch.nn.functional.embedding(ids, scaled)
+            rows = torch.nn.functional.embedding(ids, scaled)
         except IndexError:
             return (scaled + 1) * s
-        return found * s
+        return rows * s
 
     f = capture(body)
     ours, theirs = torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu")

@@ -30,7 +30,7 @@ def _no_plans() -> Iterator[None]:
 
 def is_lifted(f: Any) -> bool:
     """Whether one recording serves all values."""
-    return any("one recording serves" in one.detail for one in recordings(f).events)
+    return any("one recording serves" in event.detail for event in recordings(f).events)
 
 
 class Net(nn.Module):
@@ -103,7 +103,7 @@ def test_attributes(kind: type[Net], put: Callable[[Net, Any], None], *, lifts: 
             assert_same(f(x), eager(x))
             assert ours.alpha is eager.alpha
             assert vars(ours).get("last") is vars(eager).get("last")
-    told = [one.detail for one in recordings(f).events if "number" in one.detail]
+    told = [event.detail for event in recordings(f).events if "number" in event.detail]
     assert is_lifted(f) == (lifts and LIFTS), told
     if lifts and LIFTS:
         assert recordings(f).recordings <= 4 + len(SPECIAL)
@@ -182,7 +182,7 @@ def trained(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], steps: 
     nets = [nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)) for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
     optimizers = [make(list(net.parameters())) for net in nets]
-    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one, steps) for one in optimizers]
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps) for optimizer in optimizers]
 
     def step_of(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
         def step(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Other threads draw from the same generators at any time: that neither counts for a body nor is it undone."""
+"""Other threads draw from the same generators at any time: these draws do not count for a body, and are not undone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def drawing(draw: Callable[[], Any], every: float = 0.0003) -> Iterator[list[Ten
     come."""
     stop, drawn, refusals = threading.Event(), list[Tensor](), list[RuntimeError]()
 
-    def other() -> None:
+    def work() -> None:
         use_device()
         while not stop.is_set():
             try:
@@ -57,7 +57,7 @@ def drawing(draw: Callable[[], Any], every: float = 0.0003) -> Iterator[list[Ten
                 refusals.append(error)
             time.sleep(every)
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=work)
     thread.start()
     try:
         yield drawn
@@ -123,15 +123,15 @@ def test_draws_of_others_are_not_undone(monkeypatch: pytest.MonkeyPatch) -> None
     real, drawn = run.run_watched, list[Tensor]()
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        found = real(*args, **kwargs)
+        result = real(*args, **kwargs)
         thread = threading.Thread(target=lambda: drawn.append(torch.rand(4, device=DEVICE)))
         thread.start()
         thread.join()
-        return found
+        return result
 
     waiting = threading.Event()
-    other = threading.Thread(target=waiting.wait)
-    other.start()  # there are other threads
+    idle = threading.Thread(target=waiting.wait)
+    idle.start()  # there are other threads
     try:
         f = capture(drops, name="f")
         with monkeypatch.context() as patch:
@@ -139,10 +139,10 @@ def test_draws_of_others_are_not_undone(monkeypatch: pytest.MonkeyPatch) -> None
             warmup(f)(torch.ones(3, 4))
         assert drawn
         after = torch.rand(4)
-        assert not any(torch.equal(after, one) for one in drawn)
+        assert not any(torch.equal(after, numbers) for numbers in drawn)
     finally:
         waiting.set()
-        other.join()
+        idle.join()
 
 
 def test_what_a_run_draws_itself_is_undone() -> None:
@@ -151,15 +151,15 @@ def test_what_a_run_draws_itself_is_undone() -> None:
     warmup(f)(torch.ones(3, 4))
     assert torch.equal(rng_state(), before)
     waiting = threading.Event()
-    other = threading.Thread(target=waiting.wait)
-    other.start()
+    idle = threading.Thread(target=waiting.wait)
+    idle.start()
     try:
         g = capture(drops, name="g")
         warmup(g)(torch.ones(3, 4))
         assert torch.equal(rng_state(), before)
     finally:
         waiting.set()
-        other.join()
+        idle.join()
 
 
 def seeds(x: Tensor) -> Tensor:
@@ -188,10 +188,10 @@ def seeds_last(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("body", [seeds, sets, forks, seeds_last])
-@pytest.mark.parametrize("others", [False, True])
-def test_bodies_that_seed_are_still_found(body: Callable[[Tensor], Tensor], others: bool) -> None:
+@pytest.mark.parametrize("beside_others", [False, True])
+def test_bodies_that_seed_are_still_found(body: Callable[[Tensor], Tensor], beside_others: bool) -> None:
     f = capture(body, name="f")
-    with drawing(DRAWS[0], 0.001) if others else contextlib.nullcontext():
+    with drawing(DRAWS[0], 0.001) if beside_others else contextlib.nullcontext():
         with pytest.warns(CaptureWarning, match="CG202"):
             f(torch.ones(4))
         for _ in range(3):
@@ -200,7 +200,8 @@ def test_bodies_that_seed_are_still_found(body: Callable[[Tensor], Tensor], othe
 
 
 def test_states_by_draws() -> None:
-    """Forward by any draw, with another cached number too; not back, not from another seed."""
+    """``was_drawn`` finds that draws led from one state to another, also where only a cached number differs. None lead
+    back, or to states of another seed."""
     generator = torch.Generator("cpu").manual_seed(11)
     states = [generator.get_state()]
     for draw in range(15):
@@ -213,16 +214,18 @@ def test_states_by_draws() -> None:
         states.append(generator.get_state())
     for first, before in enumerate(states):
         for second, after in enumerate(states):
-            same = torch.equal(before[:5016], after[:5016])
-            assert was_drawn(before, after, 0.1) == (second >= first or same)
+            is_equal = torch.equal(before[:5016], after[:5016])
+            assert was_drawn(before, after, 0.1) == (second >= first or is_equal)
     assert not was_drawn(states[0], torch.Generator("cpu").manual_seed(12).get_state(), 0.1)
     assert not was_drawn(states[-1], torch.Generator("cpu").manual_seed(11).get_state(), 0.1)
-    one, other = (torch.tensor([1, 0, 0, 0, 0, 0, 0, 0, low, high, 0, 0, 0, 0, 0, 0], dtype=torch.uint8, device="cpu")
-                  for low, high in ((8, 0), (4, 1)))  # fmt: skip
-    assert was_drawn(one, other, 0)
-    assert not was_drawn(other, one, 0)
-    assert was_drawn(one, one, 0)
-    assert not was_drawn(one, torch.zeros(16, dtype=torch.uint8, device="cpu"), 0)
+    earlier, later = (
+        torch.tensor([1, 0, 0, 0, 0, 0, 0, 0, low, high, 0, 0, 0, 0, 0, 0], dtype=torch.uint8, device="cpu")
+        for low, high in ((8, 0), (4, 1))
+    )
+    assert was_drawn(earlier, later, 0)
+    assert not was_drawn(later, earlier, 0)
+    assert was_drawn(earlier, earlier, 0)
+    assert not was_drawn(earlier, torch.zeros(16, dtype=torch.uint8, device="cpu"), 0)
     assert not was_drawn(
         torch.zeros(7, dtype=torch.uint8, device="cpu"), torch.zeros(7, dtype=torch.uint8, device="cpu"), 0
     )
@@ -250,21 +253,21 @@ def test_alone_nothing_is_taken_for_another_threads(monkeypatch: pytest.MonkeyPa
 def test_an_idle_thread_of_c_drew_nothing(monkeypatch: pytest.MonkeyPatch, has_others: bool) -> None:
     """The thread is one of autograd's, in which a hook of the user's ran once: what was drawn meanwhile is the body's
     own."""
-    seen, go_on, known = threading.Event(), threading.Event(), list[threading.Thread]()
+    seen, go_on, threads = threading.Event(), threading.Event(), list[threading.Thread]()
 
     def be_seen() -> None:
-        known.append(threading.current_thread())
+        threads.append(threading.current_thread())
         seen.set()
         go_on.wait()
 
     _thread.start_new_thread(be_seen, ())
     seen.wait()
-    (other,) = known
+    (idle,) = threads
     here = threading.current_thread()
-    monkeypatch.setattr(threading, "enumerate", lambda: [here, other])
+    monkeypatch.setattr(threading, "enumerate", lambda: [here, idle])
     if not has_others:
         go_on.set()
-        while other.ident in sys._current_frames():
+        while idle.ident in sys._current_frames():
             time.sleep(0.001)
     watch = dispatch_mode.ObserveMode()
     watch.begin([])
@@ -288,12 +291,12 @@ def test_other_threads_draw_from_the_hosts_generators(draw: Callable[[], float])
         f, x = capture(plain, name="f"), torch.ones(3)
         for _ in range(6):
             assert torch.equal(f(x), plain(x))
-        found = recordings(f)
-        assert (found.eager_calls, found.findings) == (0, ())
-        assert found.replays > 2
+        counters = recordings(f)
+        assert (counters.eager_calls, counters.findings) == (0, ())
+        assert counters.replays > 2
         for body in (lambda x: x * random.random(), aliased()):
             g = capture(body, name="g")
             for _ in range(6):
                 g(x)
             assert recordings(g).replays == 0
-            assert "CG202" in [one.code for one in recordings(g).findings]
+            assert "CG202" in [finding.code for finding in recordings(g).findings]

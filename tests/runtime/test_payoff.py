@@ -31,10 +31,10 @@ class Clock:
         self._seen = 0, 0
 
     def __call__(self) -> float:
-        found = recordings(self.function)
+        counters = recordings(self.function)
         replays, bodies = self._seen
-        self.now += (found.replays - replays) * self.replay + (found.measured_calls - bodies) * self.body
-        self._seen = found.replays, found.measured_calls
+        self.now += (counters.replays - replays) * self.replay + (counters.measured_calls - bodies) * self.body
+        self._seen = counters.replays, counters.measured_calls
         return self.now
 
     def replace(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +69,9 @@ def measured(clock: Clock, monkeypatch: pytest.MonkeyPatch, calls: int) -> tuple
 
 
 def test_a_recording_that_is_slower_than_its_body_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    captured, found = measured(Clock(body=20e-6, replay=80e-6), monkeypatch, DECIDED)
-    assert all(torch.equal(one, torch.tanh(torch.ones(3) * (at + 1)) * 2 + 1) for at, one in enumerate(found))
-    (finding,) = [one for one in recordings(captured).findings if one.code == "CG902"]
+    captured, results = measured(Clock(body=20e-6, replay=80e-6), monkeypatch, DECIDED)
+    assert all(torch.equal(result, torch.tanh(torch.ones(3) * (at + 1)) * 2 + 1) for at, result in enumerate(results))
+    (finding,) = [finding for finding in recordings(captured).findings if finding.code == "CG902"]
     assert "80 us, and the body 20 us" in finding.what
     assert recordings(captured).replays < DECIDED - BODIES
     assert not recordings(captured).sizes
@@ -85,25 +85,25 @@ def test_one_that_is_not_stays(replay: float, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_single_calls_that_wait_decide_nothing() -> None:
-    found = Payoff()
+    decision = Payoff()
     for number in range(AFTER + BODIES):
-        if found.wants_body:
-            found.note_body(1.0 if number % 4 == 0 else 20e-6)
+        if decision.wants_body:
+            decision.note_body(1.0 if number % 4 == 0 else 20e-6)
         else:
-            found.note_replay(5.0 if number % 5 == 0 else 21e-6)
-    assert len(found.bodies) == BODIES
-    assert found.loss == 0.0
+            decision.note_replay(5.0 if number % 5 == 0 else 21e-6)
+    assert len(decision.bodies) == BODIES
+    assert decision.loss == 0.0
 
 
 def after_rounds(replays: Sequence[float], bodies: Sequence[float]) -> Payoff:
-    """Where replays, and runs of the body, take so many microseconds, by the round."""
-    found = Payoff()
-    while found.is_open:
-        if found.wants_body:
-            found.note_body(bodies[found.rounds] * 1e-6)
+    """The decision where replays, and runs of the body, take so many microseconds in each round."""
+    decision = Payoff()
+    while decision.is_open:
+        if decision.wants_body:
+            decision.note_body(bodies[decision.rounds] * 1e-6)
         else:
-            found.note_replay(replays[found.rounds] * 1e-6)
-    return found
+            decision.note_replay(replays[decision.rounds] * 1e-6)
+    return decision
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def after_rounds(replays: Sequence[float], bodies: Sequence[float]) -> Payoff:
 def test_what_is_close_is_measured_again(
     replays: Sequence[float], bodies: Sequence[float], rounds: int, *, stays: bool
 ) -> None:
-    """The shortest of all rounds decide: something else made the others longer."""
-    found = after_rounds(replays, bodies)
-    assert (found.rounds, found.loss == 0.0) == (rounds, stays)
-    assert len(found.bodies) == rounds * BODIES
+    """The shortest times of all rounds decide: whatever else ran made the others longer."""
+    decision = after_rounds(replays, bodies)
+    assert (decision.rounds, decision.loss == 0.0) == (rounds, stays)
+    assert len(decision.bodies) == rounds * BODIES
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="the host waits for a device")
@@ -157,11 +157,11 @@ def test_what_the_fast_path_replays_is_measured_too(
     for number in range(DECIDED + 4):
         x = torch.full((3,), float(number))
         assert torch.equal(captured(x), tiny(x))
-    found = recordings(captured)
-    assert found.measured_calls == BODIES
-    assert bool(found.sizes) is stays
-    assert (found.replays, found.eager_calls) == ((AFTER + 10, 0) if stays else (AFTER + 1, 9))
-    assert [one.code for one in found.findings] == ([] if stays else ["CG902"])
+    counters = recordings(captured)
+    assert counters.measured_calls == BODIES
+    assert bool(counters.sizes) is stays
+    assert (counters.replays, counters.eager_calls) == ((AFTER + 10, 0) if stays else (AFTER + 1, 9))
+    assert [finding.code for finding in counters.findings] == ([] if stays else ["CG902"])
 
 
 @pytest.mark.usefixtures("one_round")
@@ -172,8 +172,8 @@ def test_the_rest_of_a_step_is_measured_with_it() -> None:
     for number in range(DECIDED + 4):
         x = torch.full((3,), float(number))
         assert torch.equal(second(first(x)), tiny(tiny(x)))
-    assert [recordings(one).measured_calls for one in (first, second)] == [BODIES, BODIES]
-    assert [recordings(one).recordings for one in (first, second)] == [1, 1]
+    assert [recordings(function).measured_calls for function in (first, second)] == [BODIES, BODIES]
+    assert [recordings(function).recordings for function in (first, second)] == [1, 1]
 
 
 def test_nothing_is_measured_where_slow_recordings_stay() -> None:
@@ -197,7 +197,7 @@ class Layers(torch.nn.Module):
 
 def gradients(model: Any, parameters: Sequence[Tensor], x: Tensor) -> list[Tensor]:
     model(x).square().sum().backward()
-    return [made for one in parameters for made, one.grad in ((one.grad, None),) if made is not None]
+    return [made for parameter in parameters for made, parameter.grad in ((parameter.grad, None),) if made is not None]
 
 
 @pytest.mark.usefixtures("one_round")
@@ -221,12 +221,12 @@ def test_forward_and_backward_passes_are_measured_together(
     with torch.enable_grad():
         for number in range(DECIDED + 4):
             x = torch.full((2, 4), float(number))
-            found, expected = gradients(captured, ours, x), gradients(plain, theirs, x)
-            assert all(map(torch.equal, found, expected))
+            captured_gradients, expected = gradients(captured, ours, x), gradients(plain, theirs, x)
+            assert all(map(torch.equal, captured_gradients, expected))
     told_of = recordings(captured)
     assert told_of.measured_calls == BODIES + 1
     assert bool(told_of.sizes) is stays
-    assert [one.code for one in told_of.findings if one.code == "CG902"] == ([] if stays else ["CG902"])
+    assert [finding.code for finding in told_of.findings if finding.code == "CG902"] == ([] if stays else ["CG902"])
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device works on while the host goes on")
@@ -268,9 +268,9 @@ def test_pointing_a_recording_elsewhere_in_each_call_is_measured(monkeypatch: py
         state[0] = torch.full((3,), float(number))
         x = torch.ones(3) * number
         assert torch.equal(captured(x), adds(x))
-    found = recordings(captured)
-    assert "CG902" in [one.code for one in found.findings]
-    assert found.measured_calls == BODIES
+    counters = recordings(captured)
+    assert "CG902" in [finding.code for finding in counters.findings]
+    assert counters.measured_calls == BODIES
 
 
 @pytest.mark.usefixtures("one_round")
@@ -299,22 +299,22 @@ def test_nothing_looks_at_backward_passes_once_it_is_known(monkeypatch: pytest.M
 def test_calls_of_other_shapes_and_errors_end_no_trial_wrongly() -> None:
     """While the body is measured calls go straight to it: whatever comes then is as in eager code."""
 
-    def one(x: Tensor, scale: float = 2.0) -> Tensor:
+    def scaled(x: Tensor, scale: float = 2.0) -> Tensor:
         if x.dim() == 2:
             raise ValueError(f"{x.shape}")
         return torch.tanh(x) * scale
 
-    captured = capture(one)
+    captured = capture(scaled)
     for number in range(AFTER + 4):
         captured(torch.full((3,), float(number)))
-    found = recordings(captured)
-    assert 0 < found.measured_calls < BODIES
+    before = recordings(captured)
+    assert 0 < before.measured_calls < BODIES
     for number in range(2 * BODIES + 4):
         x = torch.full((3 + number % 2,), float(number))
-        assert torch.equal(captured(x, scale=3.0), one(x, scale=3.0))
+        assert torch.equal(captured(x, scale=3.0), scaled(x, scale=3.0))
         with pytest.raises(ValueError, match="2"):
             captured(torch.ones(2, 2))
     for number in range(DECIDED):
         x = torch.full((3,), float(number))
-        assert torch.equal(captured(x), one(x))
-    assert recordings(captured).measured_calls > found.measured_calls
+        assert torch.equal(captured(x), scaled(x))
+    assert recordings(captured).measured_calls > before.measured_calls

@@ -64,8 +64,8 @@ def updates(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("body", [norms, sums, updates])
 def test_nothing_is_another_while_a_body_runs(body: Callable[[Tensor], Tensor]) -> None:
-    """Looked at in every call of a function of this library while it is watched and recorded. What a device needs for a
-    watch is there before: a filter that stays the first one, which alone lets nobody see warnings of torch's debug mode
+    """The state is compared in every call of a function of this library while the body is watched and recorded. What a
+    device needs for a watch is there before: a filter that stays the first one and hides warnings of torch's debug mode
     that only the watch asked for (``docs/limits.md``)."""
     if devices.may_wait():
         device_syncs._filter.put_first()
@@ -90,10 +90,10 @@ def test_nothing_is_another_while_a_body_runs(body: Callable[[Tensor], Tensor]) 
 
 
 def test_warnings_of_other_threads_stay_warnings() -> None:
-    """This holds for threads that put the filters back that they found, too."""
+    """The other thread puts back the filters that it found, too."""
     stop, raised, before = threading.Event(), list[Warning](), list(warnings.filters)
 
-    def other() -> None:
+    def warn() -> None:
         while not stop.is_set():
             try:
                 with warnings.catch_warnings():
@@ -104,7 +104,7 @@ def test_warnings_of_other_threads_stay_warnings() -> None:
 
     warnings.simplefilter("ignore", PendingDeprecationWarning)
     expected = list(warnings.filters)
-    threads = [threading.Thread(target=other)]
+    threads = [threading.Thread(target=warn)]
     for thread in threads:
         thread.start()
     try:
@@ -143,13 +143,13 @@ def test_what_stands_in_for_attributes_meanwhile_changes_nothing_for_other_threa
         assert native.stand_ins
         for _ in range(3):
             assert torch.equal(f(x), asks(x))
-        found = recordings(f)
+        counters = recordings(f)
     finally:
         leave.set()
         thread.join()
     assert not native.stand_ins
     assert torch.equal(f(x), asks(x))
-    assert (found.replays, found.observations) == (before.replays + 3, 1)
+    assert (counters.replays, counters.observations) == (before.replays + 3, 1)
     assert recordings(f).replays == before.replays + 4
 
 
@@ -157,15 +157,15 @@ def test_what_stands_in_for_attributes_meanwhile_changes_nothing_for_other_threa
 def test_a_warning_in_a_trial_is_dropped_and_told() -> None:
     """Whatever the filters say, without a trace in them or in a registry."""
     assert CAN_TELL
-    one, name = torch.ones(1), "__warningregistry__"
+    single, name = torch.ones(1), "__warningregistry__"
     before = dict(globals().get(name, {}))
     for action in ("error", "always", "default", "ignore"):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter(action)
-            assert warned(torch.std, one)[1]
-            assert warned(torch.std, one)[1]
+            assert warned(torch.std, single)[1]
+            assert warned(torch.std, single)[1]
             assert warned(_warnings.warn, "of C") == (None, True)
-            result, objected = warned(torch.add, one, 2, alpha=3)
+            result, objected = warned(torch.add, single, 2, alpha=3)
             assert not objected
             assert result.item() == 7
         assert not caught
@@ -222,7 +222,7 @@ def test_trials_of_other_forms_say_nothing_more() -> None:
 
 @pytest.mark.parametrize("disabled", [False, True])
 def test_the_collector_is_left_alone(disabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By calls that end well, and by one that is stopped anywhere before the body runs."""
+    """Calls that end well leave it as it was, and so does one that is stopped before the body runs."""
 
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -275,7 +275,7 @@ def test_garbage_is_collected_while_a_body_is_recorded() -> None:
 
 
 def test_modes_that_a_signal_left_open_are_closed() -> None:
-    """The signal came between the end of a ``with`` block and the mode's own."""
+    """As if a signal came after the end of a ``with`` block and before its mode was closed."""
     around, depth = Surroundings(), dispatch_mode_depth()
     modes = [TorchDispatchMode(), TorchDispatchMode()]
     for mode in modes:

@@ -1,4 +1,5 @@
-"""An operator raises in a replay: what the body did by then is done, in Python, too, and it may go on from there."""
+"""An operator raises in a replay: all that the body did before it is done, also in Python state, and the body may catch
+the error and go on."""
 
 from __future__ import annotations
 
@@ -74,12 +75,12 @@ def caught(box: Box, x: Tensor, at: Tensor) -> Tensor:
     y = x.cos().mul_(2)
     box.sums.copy_(y.sum(0))
     try:
-        found = box.table[at]
+        rows = box.table[at]
     except IndexError:
         box.last = y + 1
         return y * box.sums
-    box.last = found
-    return found + y.sum()
+    box.last = rows
+    return rows + y.sum()
 
 
 def caught_once(box: Box, x: Tensor, at: Tensor) -> Tensor:
@@ -120,9 +121,9 @@ def read_before(box: Box, x: Tensor, at: Tensor) -> Tensor:
     if x.sum() > 0:
         box.sums.add_(1)
     box.before = box.last * 2
-    found = box.table[at]
+    rows = box.table[at]
     box.sums.add_(2)
-    return found
+    return rows
 
 
 def read_after(box: Box, x: Tensor, at: Tensor) -> Tensor:
@@ -173,9 +174,9 @@ def told(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.dtype, value.shape, bits(value)
     if isinstance(value, (tuple, list)):
-        return [told(one) for one in value]
+        return [told(member) for member in value]
     if isinstance(value, dict):
-        return {name: told(one) for name, one in value.items()}
+        return {name: told(member) for name, member in value.items()}
     if isinstance(value, torch.Generator):
         return bits(value.get_state())
     return value
@@ -196,15 +197,15 @@ def test_state_after_a_replay_that_raises(body: Callable[..., Any], raises: str)
         for turn in range(TURNS):
             x = numbers(turn, 4, 3) + (4 if turn % 5 else -4)
             at = torch.tensor([0, 1, 7 if turn in RAISES[raises] else 3], device="cpu")
-            found = []
+            results = []
             for function, box in ((body, theirs), (run, mine)):
                 torch.set_rng_state(generator)
-                found.append(told(outcome(function, box, x.clone(), at)))
+                results.append(told(outcome(function, box, x.clone(), at)))
                 state = torch.get_rng_state()
             generator = state
-            assert found[1] == found[0], f"call {turn}"
+            assert results[1] == results[0], f"call {turn}"
             assert state_of(mine) == state_of(theirs), f"call {turn}"
-    assert not any(one.code == "CG905" for one in recordings(run).findings)
+    assert not any(finding.code == "CG905" for finding in recordings(run).findings)
     if raises != "often" and body not in (caught, caught_once):  # what a body does with an error follows from values
         assert recordings(run).replays >= 3
 
@@ -242,9 +243,9 @@ def test_training_goes_on_after_a_replay_that_raises(inside: bool) -> None:
     for turn in range(14):
         mark_step_begin()
         x, at = numbers(turn, 3, 4), torch.tensor([0, 9 if turn in (0, 4, 7, 8, 12) else 2], device="cpu")
-        for one in (mine, theirs):
+        for layers in (mine, theirs):
             if turn % 3:
-                one.zero_grad()
+                layers.zero_grad()
         assert told(outcome(run, mine, x, at)) == told(outcome(step, theirs, x, at)), f"call {turn}"
         for name, tensor in theirs.named_parameters():
             assert told(mine.get_parameter(name)) == told(tensor), name

@@ -108,9 +108,9 @@ def test_a_refusal_is_recorded_again_and_not_asked_again(engine: Engine) -> None
     assert (now.rebinds, now.eager_calls) == (0, 0)
     assert now.recordings == 6
     assert engine.asked == [("holder.b",)]
-    (found,) = [one for one in now.findings if one.code == "CG109"]
-    assert "hidden" in found.why
-    assert "gather" in found.why
+    (refused,) = [finding for finding in now.findings if finding.code == "CG109"]
+    assert "hidden" in refused.why
+    assert "gather" in refused.why
     assert kinds(now, "miss") == 5
 
 
@@ -133,16 +133,16 @@ def test_what_says_nothing_about_the_body_is_tried_again(engine: Engine) -> None
 def test_a_process_that_cannot_says_so_once(engine: Engine) -> None:
     engine.refusal = Refusal("no driver", environment=True)
     now = run(8, "a")
-    assert [one.code for one in now.findings if one.code in ("CG109", "CG804")] == ["CG804"]
+    assert [finding.code for finding in now.findings if finding.code in ("CG109", "CG804")] == ["CG804"]
     assert now.rebinds == 0
 
 
 def test_a_wrong_table_gives_eagers_result_and_is_not_used_again(engine: Engine) -> None:
     engine.is_wrong = True
     now = run(9, "a")
-    (found,) = [one for one in now.findings if one.code == "CG109"]
-    assert "differs from eager" in found.why
-    assert "some_kernel" in found.why
+    (wrong,) = [finding for finding in now.findings if finding.code == "CG109"]
+    assert "differs from eager" in wrong.why
+    assert "some_kernel" in wrong.why
     assert len(engine.asked) == 1
     assert now.recordings > 1
 
@@ -152,7 +152,7 @@ def test_a_driver_that_fails_costs_a_recording(engine: Engine) -> None:
     now = run(8, "a")
     assert now.rebinds == 0
     assert now.recordings > 1
-    assert any("invalid value" in one.why for one in now.findings if one.code == "CG109")
+    assert any("invalid value" in finding.why for finding in now.findings if finding.code == "CG109")
 
 
 _turns = itertools.count()
@@ -160,7 +160,7 @@ _turns = itertools.count()
 
 @torch.library.custom_op("capture_tests::shaky", mutates_args=())
 def shaky(x: Tensor) -> Tensor:
-    """Adds up in any order, as it were: no two runs give the same bits."""
+    """Like a sum in any order: a run never gives the bits of the run before it."""
     return x * (1 + 1e-6 * (next(_turns) % 3))
 
 
@@ -171,7 +171,7 @@ def _(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_a_body_that_differs_from_itself(engine: Engine, is_wrong: bool) -> None:
-    """What it reads at a wrong address is further off than it ever is by itself."""
+    """A value that is read at a wrong address is further off than two runs of the body ever are."""
     engine.is_wrong = is_wrong
     holder = Holder()
     captured = capture(lambda x: (torch.tanh(shaky(x @ holder.a)), x + 1))
@@ -186,7 +186,7 @@ def test_a_body_that_differs_from_itself(engine: Engine, is_wrong: bool) -> None
         assert torch.equal(second, x + 1)
     counted = recordings(captured)
     assert (counted.recordings == 1) != is_wrong
-    assert not counted.findings or is_wrong or {one.code for one in counted.findings} == {"CG101"}
+    assert not counted.findings or is_wrong or {finding.code for finding in counted.findings} == {"CG101"}
 
 
 @pytest.mark.parametrize("verify", ["first", "always"])
@@ -217,9 +217,9 @@ def test_a_body_that_communicates_is_not_compared(engine: Engine, monkeypatch: p
     monkeypatch.setattr(
         process_groups, "note_user", lambda node, facts: setattr(node, "groups", frozenset(["a group"]))
     )
-    found = run(6, "a")
-    assert (engine.asked, found.verifications, found.rebinds) == ([], 0, 0)
-    assert found.recordings >= 2
+    counters = run(6, "a")
+    assert (engine.asked, counters.verifications, counters.rebinds) == ([], 0, 0)
+    assert counters.recordings >= 2
 
 
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
@@ -227,8 +227,10 @@ def test_a_tensor_read_through_a_copy_comes_to_lie_on_one_that_is_written(monkey
     """A graph copies a place that the body gives another tensor in every call; so does the tape here."""
 
     def rebind(tape: Tape, moves: Sequence[Move]) -> bool:
-        tape.copied_paths = frozenset(one.path for one in moves if one.path.endswith(".a"))
-        copied = [evolve(one, tensor=one.tensor.clone()) if one.path in tape.copied_paths else one for one in moves]
+        tape.copied_paths = frozenset(move.path for move in moves if move.path.endswith(".a"))
+        copied = [
+            evolve(move, tensor=move.tensor.clone()) if move.path in tape.copied_paths else move for move in moves
+        ]
         return original(tape, copied)
 
     original = Tape.rebind

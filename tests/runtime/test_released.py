@@ -45,9 +45,9 @@ def with_a_break(x: Tensor) -> Tensor:
 
 
 def state_of(function: Any) -> Captured:
-    found = captured_state(function)
-    assert found is not None
-    return found
+    captured = captured_state(function)
+    assert captured is not None
+    return captured
 
 
 def nodes_of(function: Any) -> list[Node]:
@@ -65,7 +65,7 @@ def test_the_collector_drops_what_is_about_to_run(body: Callable[[Tensor], Tenso
     expected, dropped = body(x), []
 
     def drops(leaves: Sequence[Any]) -> int:
-        """Called on the way into the recording. Its state holds."""
+        """A check on the way into the recording: it gives the recording up, and says (0) that its state holds."""
         state_of(function).release()
         dropped.append(native.is_on_the_way())
         return 0
@@ -82,7 +82,8 @@ def test_the_collector_drops_what_is_about_to_run(body: Callable[[Tensor], Tenso
 
 
 def test_a_thread_starts_over_while_another_one_has_recordings() -> None:
-    """What was found about all calls of a key ends the recordings of all threads. Those of others may be running."""
+    """What is found out about all calls of a key ends the recordings of all threads. One of another thread may be
+    running, and ends at that thread's next call."""
     function, x = capture(plain), torch.ones(4, 4)
     with torch.no_grad():
         expected = plain(x)
@@ -97,9 +98,9 @@ def test_a_thread_starts_over_while_another_one_has_recordings() -> None:
                 assert entry.backend is not None
                 phases.forget(captured, entry, thread_trees.tree_for(entry.backend))
 
-        other = threading.Thread(target=start_over)
-        other.start()
-        other.join()
+        thread = threading.Thread(target=start_over)
+        thread.start()
+        thread.join()
         assert mine.recording is recording is not None
         recording.replay([x])
         for _ in range(4):
@@ -115,17 +116,17 @@ def test_dropped_between_forward_and_backward() -> None:
     model.load_state_dict(eager.state_dict())
     function = capture(model)
     for turn in range(12):
-        for one, called in ((eager, eager), (model, function)):
-            one.zero_grad()
+        for net, called in ((eager, eager), (model, function)):
+            net.zero_grad()
             loss = called(x).square().sum()
-            if turn % 4 == 3 and one is model:
+            if turn % 4 == 3 and net is model:
                 state_of(function).release()
                 if turn % 8 == 7:
                     gc.collect()
                     function(x * 2)  # takes the memory, if it may
             loss.backward()
             with torch.no_grad():
-                for weight in one.parameters():
+                for weight in net.parameters():
                     assert weight.grad is not None
                     weight.sub_(weight.grad, alpha=0.1)
         for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):

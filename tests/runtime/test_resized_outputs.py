@@ -1,4 +1,4 @@
-"""Outputs may be resized, set and freed as eager's."""
+"""Outputs may be resized, set to other storages and freed, as eager results may."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def doubled(x: Tensor) -> Tensor:
     return x * 2
 
 
-@pytest.mark.parametrize("use", USES, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("body", [doubled, reading], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("body", [doubled, reading], ids=lambda body: body.__name__)
 def test_outputs_are_resized_as_eager_ones(body: Any, use: Callable[[Tensor], Any]) -> None:
     f, kept = capture(body), []
     for number in range(CALLS):
@@ -98,11 +98,11 @@ def test_what_lies_on_one_memory_is_resized_together() -> None:
     f = capture(ours)
     for number in range(CALLS):
         x = torch.full((4,), number + 1.0)
-        found, expected = f(x), eager(x)
-        for one, given in ((ours, found), (eager, expected)):
-            assert one.last is given["last"]
+        result, expected = f(x), eager(x)
+        for module, given in ((ours, result), (eager, expected)):
+            assert module.last is given["last"]
             given["last"].untyped_storage().resize_(64)
-            one.last[3] = 9
+            module.last[3] = 9
             assert given["view"].tolist() == [2 * x[0], 2 * x[0], 9]
             given["sum"].resize_(2, 2)
         assert ours.last.tolist() == eager.last.tolist()
@@ -121,7 +121,7 @@ def test_chains_are_read_in_the_pool_all_the_same(marked: bool) -> None:
         assert y.tolist() == (x * 2 + 1).tolist()
         y.resize_(100)
     (node,) = [
-        one for tree in thread_trees.trees_here().values() for nodes in tree.root.children.values() for one in nodes
+        node for tree in thread_trees.trees_here().values() for nodes in tree.root.children.values() for node in nodes
     ]
     ((child,),) = node.children.values()
     assert child.key[1] != (None,)
@@ -132,7 +132,8 @@ def test_chains_are_read_in_the_pool_all_the_same(marked: bool) -> None:
 
 
 def test_a_large_output_stays_in_the_pool() -> None:
-    """Memory that the system gives anew costs more than what is saved; one that is kept has its own then."""
+    """Memory of that size comes from the system each time, which costs more than it saves. An output that is kept gets
+    its own all the same."""
     f = capture(doubled)
     for _ in range(CALLS):
         assert not f(torch.ones(MOST_OWNED // 4 + 1)).untyped_storage().resizable() or recordings(f).replays == 0

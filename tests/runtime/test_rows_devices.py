@@ -58,7 +58,7 @@ def test_row_154_too_many_sizes_are_said_once() -> None:
             for _ in range(2):
                 x = rand(n, seed=n)
                 same(f(x), x * 2)
-    (finding,) = [one for one in recordings(f).findings if one.code == "CG901"]
+    (finding,) = [finding for finding in recordings(f).findings if finding.code == "CG901"]
     assert any("max_recordings" in fix for fix in finding.fix)
     assert any("pad" in fix for fix in finding.fix)
     assert recordings(f).recordings == 1
@@ -165,7 +165,7 @@ def test_row_158_operator_tagged_unsafe_is_named() -> None:
         for i in range(4):
             x = rand(4, seed=i)
             same(f(x), (x + 1).sin() * 2)
-    (finding,) = [one for one in recordings(f).findings if one.code == "CG202"]
+    (finding,) = [finding for finding in recordings(f).findings if finding.code == "CG202"]
     assert "unsafe_sin" in finding.what
     assert finding.where is not None
     assert "unsafe_sin(x + 1)" in finding.where.code
@@ -179,8 +179,10 @@ def test_row_160_several_accelerators_are_refused() -> None:
     (finding,) = plan.findings
     assert finding.code == "CG203"
     assert "cuda:0, cuda:1" in finding.what
-    one = compile_plan(annotate("f", ["x"], {}), Facts(function="f", num_ops=9, devices=("cpu", "cuda:1", "meta")))
-    assert one.outcome == "record"
+    beside_others = compile_plan(
+        annotate("f", ["x"], {}), Facts(function="f", num_ops=9, devices=("cpu", "cuda:1", "meta"))
+    )
+    assert beside_others.outcome == "record"
 
 
 def test_row_161_a_tree_only_where_one_is_used() -> None:
@@ -206,7 +208,7 @@ def test_row_161_device_without_an_engine() -> None:
     """A call whose tensors are on a device without a backend runs eagerly, said once."""
     plan = compile_plan(annotate("f", ["x"], {}), Facts(function="f", num_ops=9, backend_missing="xpu"))
     assert plan.outcome == "eager"
-    assert [one.code for one in plan.findings] == ["CG802"]
+    assert [finding.code for finding in plan.findings] == ["CG802"]
 
 
 class Spy(CpuBackend):
@@ -289,7 +291,7 @@ def test_row_163_registered_backend_is_used() -> None:
 def test_row_164_three_threads() -> None:
     """Threads that call one function at once get their own results, each from a tree of its own."""
     barrier = threading.Barrier(3)
-    found: list[Any] = []
+    outcomes: list[Any] = []
 
     @capture
     def f(x: Tensor) -> Tensor:
@@ -305,16 +307,16 @@ def test_row_164_three_threads() -> None:
                 held.append((x, f(x)))
                 same(held[i // 2][1], eager(f, held[i // 2][0]))
         except BaseException as error:  # noqa: BLE001 - shown by the main thread
-            found.append(error)
+            outcomes.append(error)
         else:
-            found.append(tree())
+            outcomes.append(tree())
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [type(one).__name__ for one in found] == ["Tree"] * 3, found
-    assert len({id(one) for one in found}) == 3
+    assert [type(outcome).__name__ for outcome in outcomes] == ["Tree"] * 3, outcomes
+    assert len({id(outcome) for outcome in outcomes}) == 3
     assert recordings(f).recordings <= 3 * (1 + AGAIN)
     assert roots() == []

@@ -77,7 +77,7 @@ def test_row_069_static_and_implicit_inputs_are_not_copied() -> None:
             same(net(x), x @ net.weight)
     assert [copies_in(node) for node in roots()] == [1, 1]
     for function, path in ((f, "table"), (net, "self.weight")):
-        policies = {one.path: one.policy for one in plans(function)[0].placeholders}
+        policies = {placeholder.path: placeholder.policy for placeholder in plans(function)[0].placeholders}
         assert policies[path] is Policy.STATIC
         assert policies["x"] is not Policy.STATIC
 
@@ -272,10 +272,10 @@ def test_row_079_reasons_name_the_input_and_both_addresses() -> None:
     if not REBINDS:
         assert recordings(f).rebinds == 0
         return
-    (event,) = [one for one in recordings(f).events if one.kind == "rebind"]
+    (event,) = [event for event in recordings(f).events if event.kind == "rebind"]
     for part in ("p", hex(p1.data_ptr()), hex(p2.data_ptr())):
         assert part in event.detail
-    (moved,) = [one for one in recordings(f).findings if one.code == "CG101"]
+    (moved,) = [finding for finding in recordings(f).findings if finding.code == "CG101"]
     assert moved.path == "p"
 
 
@@ -430,7 +430,7 @@ def test_row_096_limit_falls_back_to_eager() -> None:
         return x * 2
 
     @capture
-    def other(x: Tensor) -> Tensor:
+    def lowered(x: Tensor) -> Tensor:
         return x - 1
 
     with warned("CG901"):
@@ -445,7 +445,7 @@ def test_row_096_limit_falls_back_to_eager() -> None:
     for i in range(3):
         mark_step_begin()
         x = rand(4, seed=i)
-        y = other(x)
+        y = lowered(x)
         same(g(y), (x - 1) * 2)
         del y
     assert recordings(g).recordings == 2

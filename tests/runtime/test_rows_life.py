@@ -219,16 +219,16 @@ def test_row_013_recordings_of_an_instance_go_with_it() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * self.b
 
-    one, two = Net(), Net()
+    first, second = Net(), Net()
     for i in range(3):
-        for net in (one, two):
+        for net in (first, second):
             x = rand(4, seed=i)
             same(net(x), x * net.b)
     assert total() == 2
-    del one, net
+    del first, net
     gc.collect()
     assert total() == 1
-    del two
+    del second
     gc.collect()
     assert (total(), tree().pool.reserved_bytes()) == (0, 0)
 
@@ -246,10 +246,10 @@ def test_row_014_outputs_outlive_their_function() -> None:
     kept = make(2.0)
     gc.collect()
     assert total() == 0
-    other = make(3.0)
+    later = make(3.0)
     noise = [torch.full((1024,), float("nan")) for _ in range(8)]
     same(kept, [rand(1024, seed=i) * 2.0 for i in range(4)])
-    same(other, [rand(1024, seed=i) * 3.0 for i in range(4)])
+    same(later, [rand(1024, seed=i) * 3.0 for i in range(4)])
     assert len(noise) == 8
 
 
@@ -271,7 +271,7 @@ def test_row_008_children_of_a_recording_node_start_empty() -> None:
 
 
 def test_a_module_dies_while_a_body_runs() -> None:
-    """What is kept of its outputs leaves the pool then, which is no part of that body."""
+    """Outputs of the module that are kept leave the pool then, which is no part of that body."""
 
     class Doubling(torch.nn.Module):
         @override
@@ -293,7 +293,7 @@ def test_a_module_dies_while_a_body_runs() -> None:
     for i in range(6):
         x = rand(4, seed=10 + i)
         same(f(x), torch.sin(x + state["x"]))
-        for seed, one in enumerate(kept):
-            same(one, rand(4, seed=seed) * 2)
+        for seed, output in enumerate(kept):
+            same(output, rand(4, seed=seed) * 2)
     assert recordings(f).replays >= 2
     assert recordings(f).eager_calls == (0 if EXECUTES else 1), "the first recording is not like the run before it"

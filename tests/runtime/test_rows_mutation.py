@@ -161,7 +161,7 @@ def test_row_122_mutation_is_said_once_per_function() -> None:
         del y
         mark_step_begin()
         mutate(rand(4, seed=i))
-    assert [one.code for one in recordings(mutate).findings].count("CG102") == 1
+    assert [finding.code for finding in recordings(mutate).findings].count("CG102") == 1
     assert recordings(mutate).recordings == 2
 
 
@@ -317,7 +317,7 @@ def test_row_128_or_error_mode_raises_instead_of_falling_back() -> None:
         x = rand(4, seed=i)
         with pytest.raises(UncapturableError, match="CG201") as caught:
             f(x)
-        assert [one.code for one in caught.value.findings] == ["CG201"]
+        assert [finding.code for finding in caught.value.findings] == ["CG201"]
         same((x, state), (rand(4, seed=i), torch.zeros(4)))
     assert total() == 0
 

@@ -1,4 +1,4 @@
-"""Rows of ``docs/rows.md``, those that need no second forward pass: draws advance as in eager."""
+"""Rows of ``docs/rows.md`` about draws, without recomputation: generators advance as in eager."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def test_row_142_draws_are_eagers() -> None:
         return torch.nn.functional.dropout(x, 0.5) + torch.rand_like(x) + torch.randn(4)
 
     def run(function: object) -> list[Tensor]:
-        found = []
+        draws = []
         for seed in (0, 1, 0):
             torch.manual_seed(seed)
             for i in range(4):
-                found.append(function(rand(4, seed=i)))  # type: ignore[operator]
-                found.append(torch.rand(2))
-        return found
+                draws.append(function(rand(4, seed=i)))  # type: ignore[operator]
+                draws.append(torch.rand(2))
+        return draws
 
     ours, theirs = run(f), run(lambda x: eager(f, x))
     same(ours, theirs)
@@ -46,7 +46,7 @@ def test_row_151_generator_argument() -> None:
     for i in range(8):
         x = rand(4, seed=i)
         same(f(x, ours[i // 2 % 2]), eager(f, x, theirs[i // 2 % 2]))
-        same([one.get_state() for one in ours], [one.get_state() for one in theirs])
+        same([generator.get_state() for generator in ours], [generator.get_state() for generator in theirs])
     assert torch.equal(before, rng_state())
     assert counts(f) == (1, 1, 6, 0)
 

@@ -1,4 +1,4 @@
-"""A server with all that goes wrong in one, for seconds, and for two minutes: see ``benchmarks.server``."""
+"""A server in which everything goes wrong that may (``benchmarks.server``), for six seconds and for two minutes."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def served(tmp_path: Path, seconds: float, threads: int, sizes: int) -> dict[str
     command += ["--sizes", str(sizes), "--out", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds * 4 + 120, check=False)
     assert out.exists(), done.stderr
-    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return found
+    measured: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return measured
 
 
 @pytest.mark.slow
 def test_no_answer_is_wrong(tmp_path: Path) -> None:
-    found = served(tmp_path, 6, 3, 20)
-    assert found["requests"] >= 8  # on a busy machine few are answered
-    assert (found["wrong"], found["unexpected"]) == ([], [])
+    measured = served(tmp_path, 6, 3, 20)
+    assert measured["requests"] >= 8  # on a busy machine few are answered
+    assert (measured["wrong"], measured["unexpected"]) == ([], [])
 
 
 @pytest.mark.slow
 def test_nothing_grows(tmp_path: Path) -> None:
-    """With sizes that soon have all been met: memory, objects and latency stay, and most calls are replayed."""
-    found = served(tmp_path, 120, 3, 3)
-    assert (found["wrong"], found["unexpected"]) == ([], [])
-    assert found["resident"][9] < found["resident"][5] * 1.05  # on a slow machine all sizes have been met by then
-    assert found["objects"][9] < found["objects"][5] * 1.15  # keys that come for the first time late, on a slow one
-    assert found["p99_last_ms"] < found["p99_second_ms"] * 3  # other work on the machine doubles it
-    assert found["hot_replayed"] > 0.9, found["misses"]
+    """There are few sizes, all of which come soon: memory, objects and latency stay, and most calls are replayed."""
+    measured = served(tmp_path, 120, 3, 3)
+    assert (measured["wrong"], measured["unexpected"]) == ([], [])
+    assert measured["resident"][9] < measured["resident"][5] * 1.05  # on a slow machine all sizes have been met by then
+    assert measured["objects"][9] < measured["objects"][5] * 1.15  # on a slow machine some keys first come late
+    assert measured["p99_last_ms"] < measured["p99_second_ms"] * 3  # other work on the machine doubles it
+    assert measured["hot_replayed"] > 0.9, measured["misses"]

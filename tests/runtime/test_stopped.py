@@ -46,18 +46,18 @@ def test_stopped_anywhere(part: int) -> None:
     fuzzing = "CAPTURE_FAULTS" in os.environ
     drawn = random.Random(time.time_ns() if fuzzing else part)
     body = sorted(BODIES)[part]
-    found, known = [], dict[tuple[bool, int], int]()
+    wrong, counts = [], dict[tuple[bool, int], int]()
     for _ in range(COUNT):
         calls = [*calls_of(body), 2, 2]
         call, error, lines = drawn.choice(calls), drawn.choice(ERRORS), drawn.choice([False, True])
-        if (lines, call) not in known:
+        if (lines, call) not in counts:
             points(body, call, lines=lines)  # what is done once is done
-            known[lines, call] = points(body, call, lines=lines)
-        at, by_signal = drawn.randint(1, max(known[lines, call], 1)), drawn.choice([False, True])
+            counts[lines, call] = points(body, call, lines=lines)
+        at, by_signal = drawn.randint(1, max(counts[lines, call], 1)), drawn.choice([False, True])
         outcome = stopped_program(body, call, at, error, lines=lines, by_signal=by_signal)
         if outcome.wrong:
-            found.append((body, call, at, error.__name__, lines, by_signal, outcome.where, outcome.wrong))
-    assert not found, "\n".join(map(str, found))
+            wrong.append((body, call, at, error.__name__, lines, by_signal, outcome.where, outcome.wrong))
+    assert not wrong, "\n".join(map(str, wrong))
 
 
 _STEPS = {
@@ -75,11 +75,11 @@ def test_stopped_while_a_recording_is_changed(body: str, monkeypatch: pytest.Mon
     """At each line: the recording is what it was, or as it is to be, or is not used again."""
     monkeypatch.setattr(record, "MOST_OWNED", 0)  # small outputs come to be owned as large ones do
     for _ in range(2):
-        found = {call: points_in(body, call, _STEPS) for call in (3, 4)}
-    assert any(found.values())
+        places = {call: points_in(body, call, _STEPS) for call in (3, 4)}
+    assert any(places.values())
     wrong = [
         (call, at, outcome.where, outcome.wrong)
-        for call, points_here in found.items() for at in points_here
+        for call, points_here in places.items() for at in points_here
         if (outcome := stopped_program(body, call, at, KeyboardInterrupt, lines=True)).wrong
     ]  # fmt: skip
     assert not wrong, wrong
@@ -106,19 +106,20 @@ def goes_on_as_eager(ours: Any, model: nn.Module) -> bool:
     eager, x = Net(), torch.ones(4, 8)
     eager.load_state_dict(model.state_dict())
     kept: Any = model.h
+    before = kept.clone()
     eager.h = kept.clone()
     for _ in range(3):
         if not torch.equal(ours(x), eager(x)):
             return False
-    return torch.equal(kept, kept.clone()) and torch.equal(model.h, eager.h)  # type: ignore[arg-type]
+    return torch.equal(kept, before) and torch.equal(model.h, eager.h)  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_no_memory_after_the_body_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the end of the run and the recording in the tree."""
-    other = capture(lambda x: x.tanh() * 2 + x.exp(), name="other")
+    neighbour = capture(lambda x: x.tanh() * 2 + x.exp(), name="other")
     for _ in range(4):
-        other(torch.ones(4, 8))
+        neighbour(torch.ones(4, 8))
     model, eager = Net(), Net()
     f, x = capture(model), torch.ones(4, 8)
     f(x), eager(x)
@@ -149,7 +150,7 @@ def test_a_mistake_of_the_library_costs_no_call(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # weak references' callbacks let none out
+)  # an exception in a weak reference's callback goes no further
 def test_timeouts_by_signals() -> None:
     """Servers stop requests in this way: the exception comes out, and nothing is wrong afterwards."""
     came_out = 0

@@ -1,4 +1,5 @@
-"""Objects that answer as no other does, as arguments, in modules, in closures, among results: each call is eager's."""
+"""Objects whose special methods raise or that lead back to themselves, as arguments, in modules, in closures and as
+results: each call gives what eager gives."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class Closed:
 
 
 class Answers:
-    """Has whatever one asks for, or raises where nobody expects it."""
+    """Raises ``ArithmeticError``, where others raise ``AttributeError``."""
 
     def __getattr__(self, name: str) -> Any:
         raise ArithmeticError(name)
@@ -121,14 +122,14 @@ def test_objects_of_strange_classes(make: Callable[[], Any], with_gradients: boo
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for build in _kinds_of_use(make()):
-            eager, captured = build(lambda one: one), build(capture)
+            eager, captured = build(lambda target: target), build(capture)
             for number in range(5):
                 x = torch.full((2,), float(number), requires_grad=with_gradients)
-                found, expected = captured(x), eager(x)
+                result, expected = captured(x), eager(x)
                 if isinstance(expected, tuple):
-                    assert found[1] is expected[1]
-                    found, expected = found[0], expected[0]
-                assert torch.equal(found, expected)
+                    assert result[1] is expected[1]
+                    result, expected = result[0], expected[0]
+                assert torch.equal(result, expected)
         takes, odd = capture(lambda x, odd: x * 2, name="takes"), make()
         for number in range(5):
             x = torch.full((2,), float(number), requires_grad=with_gradients)

@@ -96,9 +96,9 @@ def test_what_differs_from_itself_is_a_note_and_stays_recorded() -> None:
 
     for _ in range(5):
         f(torch.ones(2, device="cpu"))  # a graph would run the operator as an island
-    found = {finding.code: finding for finding in recordings(f).findings}
-    assert str(found["CG903"].severity) == "note"
-    assert "run to run" in found["CG903"].what
+    by_code = {finding.code: finding for finding in recordings(f).findings}
+    assert str(by_code["CG903"].severity) == "note"
+    assert "run to run" in by_code["CG903"].what
     assert recordings(f).eager_calls == 0
 
 
