@@ -80,7 +80,7 @@ def test_the_driver_tells_whether_the_current_stream_is_captured(counting_driver
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the driver of this process is a real one")
 def test_a_graph_is_launched_where_the_last_one_was(counting_driver: ctypes.CDLL) -> None:
-    """What is not as usual is left to Python."""
+    """Another device, stream or pool, and a launch that fails, are left to Python."""
     driver = counting_driver
     launches, status = ctypes.c_int.in_dll(driver, "launches"), ctypes.c_int.in_dll(driver, "status")
     pool, slow, here = CudaPool.__new__(CudaPool), [], {"device": 0, "stream": 7}

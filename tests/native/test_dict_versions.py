@@ -114,9 +114,9 @@ def test_guards_that_share_a_dict_go_one_by_one() -> None:
     several = [names_of(own) for _ in range(5)]
     several[1] = several[0].beside((), None)
     while several:
-        assert [one(()) for one in several] == [OK] * len(several)
+        assert [guards(()) for guards in several] == [OK] * len(several)
         own["a"] = 2
-        assert [one(()) for one in several] == [CHANGED] * len(several)
+        assert [guards(()) for guards in several] == [CHANGED] * len(several)
         own["a"] = 1
         several.pop()
 
@@ -134,7 +134,7 @@ def test_other_dicts_at_the_places_of_dead_ones() -> None:
             kept.append(guards)
         del own, guards
     gc.collect()
-    assert all(one(()) == OK for one in kept)
+    assert all(held(()) == OK for held in kept)
 
 
 def test_what_is_tried_at_import_is_told_again() -> None:
@@ -212,12 +212,12 @@ def test_groups_that_share_dicts_go_one_by_one() -> None:
     several = [(are_empty(*place), place) for place in places]
     several.append((several[0][0].beside((), None), places[0]))
     while several:
-        for one in (many[-1], many[0], many[5]):
+        for table in (many[-1], many[0], many[5]):
             assert [guards(()) for guards, _ in several] == [OK] * len(several)
-            one["a"] = 1
+            table["a"] = 1
             for guards, place in several:
-                assert guards(()) == (CHANGED if any(other is one for other in place) else OK)
-            one.clear()
+                assert guards(()) == (CHANGED if any(member is table for member in place) else OK)
+            table.clear()
         several.pop()
         del guards
     assert are_empty(*many)(()) == OK
@@ -227,9 +227,9 @@ def test_one_container_that_is_no_dict_is_looked_at_itself() -> None:
     table: dict[str, int] = {}
     members: set[int] = set()
     guards = are_empty(table, members)
-    for one in (lambda: members.add(1), lambda: table.setdefault("a", 1)):
+    for change in (lambda: members.add(1), lambda: table.setdefault("a", 1)):
         assert guards(()) == OK
-        one()
+        change()
         assert guards(()) == CHANGED
         members.clear()
         table.clear()
@@ -238,7 +238,7 @@ def test_one_container_that_is_no_dict_is_looked_at_itself() -> None:
 
 def test_a_look_that_writes_to_another_dict_is_noticed() -> None:
     """A guard that is no table's calls Python, which changes what another guard is about."""
-    own, other = {"a": 1}, {"b": 2}
+    own, second = {"a": 1}, {"b": 2}
 
     def read() -> int:
         own["a"] += added[0]
@@ -246,10 +246,10 @@ def test_a_look_that_writes_to_another_dict_is_noticed() -> None:
 
     added = [0]
     called = Guard("value", Source("call", read, None, "a call"), 0)
-    tables = [Guard("table", itself(one, "table"), ((key,), (one[key],), (None,))) for key, one in
-              (("a", own), ("b", other))]  # fmt: skip
+    tables = [Guard("table", itself(table, "table"), ((key,), (table[key],), (None,))) for key, table in
+              (("a", own), ("b", second))]  # fmt: skip
     first, last = native.Guards((called, *tables)), native.Guards((*tables, called))
-    assert [one(()) for one in (first, last) for _ in range(3)] == [OK] * 6
+    assert [guards(()) for guards in (first, last) for _ in range(3)] == [OK] * 6
     added[0] = 1
     assert first(()) == CHANGED
     assert last(()) == CHANGED
@@ -259,15 +259,15 @@ def test_a_look_that_writes_to_another_dict_is_noticed() -> None:
 def test_any_of_several_tables_may_change(number: int) -> None:
     """In one, in two or in all, in any order; back as they were, all hold again."""
     several: list[dict[str, int]] = [{"a": at} for at in range(4)]
-    there = [Guard("table", itself(one, "table"), (("a",), (one["a"],), (None,))) for one in several]
+    there = [Guard("table", itself(table, "table"), (("a",), (table["a"],), (None,))) for table in several]
     guards = native.Guards((*there, Guard("length", itself(several[0], "length"), 1)))
     for count in range(1, 5):
         changed = [several[(number + at) % 4] for at in range(count)]
-        before = [one["a"] for one in changed]
+        before = [table["a"] for table in changed]
         assert guards(()) == OK
-        for one in changed:
-            one["a"] += 10
-        for one, value in zip(changed, before, strict=True):
+        for table in changed:
+            table["a"] += 10
+        for table, value in zip(changed, before, strict=True):
             assert guards(()) == CHANGED
-            one["a"] = value
+            table["a"] = value
         assert guards(()) == OK

@@ -61,7 +61,7 @@ EQUAL: dict[str, Callable[[], Any]] = {
     "one point nought": lambda: float("1"),
     "none": lambda: None,
 }
-"""Each another object in every call, where there can be several."""
+"""Makers of values. Each gives another object in every call, where there can be several."""
 
 
 def _of_kind(x: Tensor, value: Any) -> Tensor:
@@ -78,8 +78,8 @@ def test_equal_values_go_straight_and_others_do_not(way: str) -> None:
             for _ in range(3):
                 assert same_bits(mine(x, make()), _of_kind(x, make())), name
             assert way == "general way" or goes_straight(mine, x, make()), name
-            others = [other() for key, other in EQUAL.items() if key != name]
-            assert not any(same_value(make(), other) for other in others)
+            unequal = [make_other() for key, make_other in EQUAL.items() if key != name]
+            assert not any(same_value(make(), value) for value in unequal)
             assert same_value(make(), make())
     assert recordings(mine).recordings == len(EQUAL)
 
@@ -128,7 +128,7 @@ def test_what_goes_straight() -> None:
 
 def test_a_call_by_name_goes_no_general_way() -> None:
     """Calls of large models name their arguments. All that is compared before them by position is compared in C."""
-    function = capture(lambda x, *, y, **others: torch.relu(x) * y + others["z"])
+    function = capture(lambda x, *, y, **more: torch.relu(x) * y + more["z"])
     x, y, z = torch.randn(4), torch.randn(4), torch.randn(4)
     for _ in range(4):
         function(x, y=y, z=z)
@@ -167,18 +167,18 @@ def test_another_thread_has_a_way_of_its_own() -> None:
     x, y = tensors(0)
     for _ in range(4):
         mine(x, y)
-    found = []
+    seen = []
 
     def work() -> None:
         use_device()
-        found.append(goes_straight(mine, x, y))
-        found.extend(torch.equal(mine(x, y), scaled(x, y)) for _ in range(5))
-        found.append(goes_straight(mine, x, y))
+        seen.append(goes_straight(mine, x, y))
+        seen.extend(torch.equal(mine(x, y), scaled(x, y)) for _ in range(5))
+        seen.append(goes_straight(mine, x, y))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [False, *[True] * 5, True]
+    assert seen == [False, *[True] * 5, True]
     assert goes_straight(mine, x, y)
 
 
@@ -203,21 +203,21 @@ LONG, SHORT = 5000, 7
 
 @pytest.mark.parametrize("sizes", [(SHORT, LONG, SHORT), (LONG, SHORT, SHORT)])
 def test_short_arguments_beside_long_ones(way: str, sizes: tuple[int, ...]) -> None:
-    """Nearer to each other than the longest is long, without sharing memory; then one that does."""
+    """They lie nearer to each other than the longest is long, without sharing memory; then one of them shares it."""
     mine = capture(lambda a, b, c: (a.sum() + b.sum(), c * 2))
     memory = torch.arange(3 * 16 + sum(sizes), dtype=torch.float32, device=DEVICE)
     begins = [16 * number + sum(sizes[:number]) // 16 * 16 for number in range(3)]
     apart = [memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
-    assert all(one.data_ptr() % 64 == 0 for one in apart)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in apart)
     for _ in range(5):
-        found, expected = mine(*apart), (apart[0].sum() + apart[1].sum(), apart[2] * 2)
-        assert all(map(torch.equal, found, expected))
+        results, expected = mine(*apart), (apart[0].sum() + apart[1].sum(), apart[2] * 2)
+        assert all(map(torch.equal, results, expected))
     assert way == "general way" or goes_straight(mine, *apart)
     inside = [*apart[:2], apart[sizes.index(LONG)][16 : 16 + SHORT]]
     assert not goes_straight(mine, *inside)
     for _ in range(4):
-        found, expected = mine(*inside), (inside[0].sum() + inside[1].sum(), inside[2] * 2)
-        assert all(map(torch.equal, found, expected))
+        results, expected = mine(*inside), (inside[0].sum() + inside[1].sum(), inside[2] * 2)
+        assert all(map(torch.equal, results, expected))
 
 
 def test_no_reference_is_lost_or_kept() -> None:
@@ -228,14 +228,14 @@ def test_no_reference_is_lost_or_kept() -> None:
         mine(x, y), held(mine(x, y))
     watched = [x, y, MISS, mine, captured_states(mine)[0], captured_states(mine)[0].entries()[0].nodes[0]]
     gc.collect()
-    before = [sys.getrefcount(one) for one in watched], len(gc.get_objects())
+    before = [sys.getrefcount(target) for target in watched], len(gc.get_objects())
     for _ in range(2000):
         mark_step_begin()
         held(mine(x, y))
     mine(x, y, 5.0)
     del _
     gc.collect()
-    after = [sys.getrefcount(one) for one in watched], len(gc.get_objects())
+    after = [sys.getrefcount(target) for target in watched], len(gc.get_objects())
     assert all(b - a < 20 for a, b in zip(before[0], after[0], strict=True)), (before, after)
     assert after[1] - before[1] < 500
 
@@ -302,14 +302,14 @@ def test_a_path_that_is_removed_takes_no_call() -> None:
     shortcuts = captured_state(mine).fast_paths
     assert isinstance(shortcuts, Shortcuts)
     ((entry, _, path),) = next(iter(shortcuts._by_shapes.values()))
-    others = [native.FastPaths(MISS) for _ in range(2)]
-    for paths in others:
+    fresh_paths = [native.FastPaths(MISS) for _ in range(2)]
+    for paths in fresh_paths:
         paths.add(path)
         assert torch.equal(paths(x), x + 1)
-    others[0].remove(path)
-    others[0].remove(path)
-    assert others[0](x) is MISS
-    assert torch.equal(others[1](x), x + 1)
+    fresh_paths[0].remove(path)
+    fresh_paths[0].remove(path)
+    assert fresh_paths[0](x) is MISS
+    assert torch.equal(fresh_paths[1](x), x + 1)
     held = sys.getrefcount(path)
     shortcuts.forget(entry)
     assert sys.getrefcount(path) == held - 2  # neither Python nor C keeps it
@@ -353,19 +353,19 @@ def _sharing(x: Tensor) -> list[tuple[Tensor, ...]]:
 
 
 def test_arguments_that_share_memory_take_the_straight_way() -> None:
-    """If they share it as they did; the same objects are the same objects."""
+    """They do where they share it as before, and where the same two arguments are one object."""
 
     def body(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-        same = a is d
-        return a.sum() * 2 + (b * c).sum() + d.sum(), (a if same else c) + 1
+        is_same = a is d
+        return a.sum() * 2 + (b * c).sum() + d.sum(), (a if is_same else c) + 1
 
     captured = capture(body, max_recordings=20)
     for seed in range(8):
         for number, _ in enumerate(_sharing(torch.zeros(6, 4, device=DEVICE))):
             given = torch.randn(6, 4, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE)
             mine, theirs = _sharing(given.clone())[number], _sharing(given.clone())[number]
-            found, expected = captured(*mine), body(*theirs)
-            assert all(map(torch.equal, found, expected)), (seed, number)
+            results, expected = captured(*mine), body(*theirs)
+            assert all(map(torch.equal, results, expected)), (seed, number)
     counts = recordings(captured)
     assert counts.replays >= 4 * 7
     if EXECUTES:  # a graph's copies of several at once are made in Python
@@ -381,14 +381,14 @@ def test_arguments_that_are_written_and_share_memory() -> None:
     captured = capture(body)
     for seed in range(10):
         mine = torch.randn(6, 4, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE)
-        theirs, other = mine.clone(), torch.full((2, 4), float(seed), device=DEVICE)
+        theirs, addend = mine.clone(), torch.full((2, 4), float(seed), device=DEVICE)
         for rows in (slice(1, 3), slice(2, 4), slice(0, 2)) if seed > 4 else (slice(1, 3),):
-            assert torch.equal(captured(mine, mine[rows], other), body(theirs, theirs[rows], other))
+            assert torch.equal(captured(mine, mine[rows], addend), body(theirs, theirs[rows], addend))
             assert torch.equal(mine, theirs)
-        apart, same = torch.ones(2, 4, device=DEVICE), torch.ones(2, 4, device=DEVICE)
-        assert torch.equal(captured(mine, apart, other), body(theirs, same, other))
+        apart, apart_twin = torch.ones(2, 4, device=DEVICE), torch.ones(2, 4, device=DEVICE)
+        assert torch.equal(captured(mine, apart, addend), body(theirs, apart_twin, addend))
         assert torch.equal(mine, theirs)
-        assert torch.equal(apart, same)
+        assert torch.equal(apart, apart_twin)
 
 
 @pytest.mark.parametrize("count", [65, 300, 600])
@@ -396,7 +396,7 @@ def test_many_arguments(count: int) -> None:
     """Side by side in memory, in any order, or one of them over another."""
 
     def body(*given: Tensor) -> Tensor:
-        return torch.stack([one.sum() * number for number, one in enumerate(given)]).sum()
+        return torch.stack([tensor.sum() * number for number, tensor in enumerate(given)]).sum()
 
     captured = capture(body)
     chance = random.Random(0)

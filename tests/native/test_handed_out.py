@@ -128,11 +128,11 @@ def test_an_output_that_is_held_is_not_handed_out_again(way: str) -> None:
         before = torch.tensor(list(kept)) if isinstance(kept, torch.UntypedStorage) else kept
         before = before.clone() if isinstance(before, Tensor) else before[0].clone()
         mark_step_begin()
-        other = mine(x + 1)
+        next_output = mine(x + 1)
         after = torch.tensor(list(kept)) if isinstance(kept, torch.UntypedStorage) else kept
         assert torch.equal(before, after if isinstance(after, Tensor) else after[0])
-        assert torch.equal(other, (x + 1) * 2)
-        del other, kept, after
+        assert torch.equal(next_output, (x + 1) * 2)
+        del next_output, kept, after
 
 
 def test_what_watches_a_storage_counts_all_that_use_it() -> None:
@@ -145,9 +145,9 @@ def test_what_watches_a_storage_counts_all_that_use_it() -> None:
     assert watch() is storage
     del view
     assert watch() is None
-    other = tensor.untyped_storage()
-    assert watch() is other
-    del other
+    again = tensor.untyped_storage()
+    assert watch() is again
+    del again
     assert (watch(), watch.settle()) == (None, alone)
     with pytest.raises(TypeError):
         watch(1)
@@ -159,37 +159,37 @@ def test_what_watches_a_storage_counts_all_that_use_it() -> None:
 
 
 def test_untouched_gradients_are_seen_to_be_touched() -> None:
-    """Whoever gets hold of one shows, and who lets it go again does not."""
+    """One that somebody holds counts as touched, and no more once it is let go."""
     assert tensor_reads.counts_holders(), "else it is as slow as without"
     with torch.enable_grad():
         parameters = tuple(torch.ones(4, 4, device=DEVICE, requires_grad=True) for _ in range(3))
         firsts = [torch.ones(4, 4, device=DEVICE) for _ in parameters]
-        storages = [one.untyped_storage() for one in firsts]
-        watches = tuple(native.StorageWatch(count_holders, one, one._cdata) for one in storages)
-        for one, first, watch in zip(parameters, firsts, watches, strict=True):
+        storages = [first.untyped_storage() for first in firsts]
+        watches = tuple(native.StorageWatch(count_holders, storage, storage._cdata) for storage in storages)
+        for parameter, first, watch in zip(parameters, firsts, watches, strict=True):
             watch.settle()
-            one.grad = first.data
-        known = native.Untouched(parameters, watches, raw_use_count)
-        assert known(parameters)
+            parameter.grad = first.data
+        untouched = native.Untouched(parameters, watches, raw_use_count)
+        assert untouched(parameters)
         middle = parameters[1]
         assert middle.grad is not None
         middle.grad.mul_(2)
-        assert known(parameters), "a write gives it to nobody"
+        assert untouched(parameters), "a write gives it to nobody"
         kept: Any
         for hold in (
             lambda: middle.grad, lambda: middle.grad[0], lambda: middle.grad.data,
-            lambda: middle * middle.grad, lambda: [one.grad for one in parameters],
+            lambda: middle * middle.grad, lambda: [parameter.grad for parameter in parameters],
         ):  # fmt: skip
             kept = hold()
-            assert not known(parameters)
+            assert not untouched(parameters)
             del kept
-            assert known(parameters)
-        assert not known(parameters[:2])
-        assert not known((*parameters[:2], torch.ones(1)))
-        assert not known((*parameters[:2], None))
+            assert untouched(parameters)
+        assert not untouched(parameters[:2])
+        assert not untouched((*parameters[:2], torch.ones(1)))
+        assert not untouched((*parameters[:2], None))
         middle.grad = torch.ones(4, 4, device=DEVICE)
-        assert not known(parameters)
+        assert not untouched(parameters)
     with pytest.raises(ValueError, match="no gradient"):
         native.Untouched((torch.ones(1),), watches[:1], raw_use_count)
     with pytest.raises(TypeError):
-        known(1)
+        untouched(1)

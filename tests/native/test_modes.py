@@ -46,7 +46,7 @@ def test_switches_of_the_backends_are_looked_at() -> None:
 
 
 def test_dispatch_keys_of_the_thread_are_compared() -> None:
-    """Below autograd, tensors that are alike are others for torch."""
+    """Below autograd torch calls other kernels for the same tensors."""
     x, y = tensors(0)
     mine = capture(scaled)
     for _ in range(4):
@@ -99,7 +99,7 @@ def test_every_switch_is_seen_in_c_and_has_a_price() -> None:
     finally:
         torch.backends.cuda.enable_flash_sdp(before)
     assert modes()
-    assert all(one.nanoseconds > 0 for one in switches.SWITCHES)
+    assert all(switch.nanoseconds > 0 for switch in switches.SWITCHES)
 
 
 def test_slow_switches_are_seen_whoever_set_them() -> None:
@@ -190,10 +190,10 @@ def test_a_thread_that_comes_after_another_one_is_not_taken_for_it() -> None:
 
     def work() -> None:
         modes.append(native.Modes(()))
-        numbers.append((threading.get_ident(), [one() for one in modes]))
+        numbers.append((threading.get_ident(), [compared() for compared in modes]))
 
     for _ in range(4):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-    assert [one for _, one in numbers] == [[*[False] * count, True] for count in range(4)]
+    assert [results for _, results in numbers] == [[*[False] * count, True] for count in range(4)]

@@ -44,11 +44,11 @@ class Slotted:
 
 
 class Encoding(collections.UserDict[str, Any]):
-    """A mapping like the results of tokenizers."""
+    """A mapping like ``transformers.BatchEncoding``."""
 
 
 class Output(collections.OrderedDict[str, Any]):
-    """A dict with attributes, like the results of models."""
+    """A dict with attributes, like ``transformers.utils.ModelOutput``."""
 
 
 def tensor() -> Tensor:
@@ -95,9 +95,9 @@ OTHERS: dict[str, list[Callable[[], Any]]] = {
 
 def body(value: Any) -> Any:
     """Uses all that is in it, and which kind of container it is."""
-    found = [(path, one) for path, one in leaves_in(value) if not isinstance(one, Tensor)]
-    total = sum(one.sum() for _, one in leaves_in(value) if isinstance(one, Tensor))
-    return total * (1 + len(found)), type(value).__name__, repr(found)
+    plain = [(path, leaf) for path, leaf in leaves_in(value) if not isinstance(leaf, Tensor)]
+    total = sum(leaf.sum() for _, leaf in leaves_in(value) if isinstance(leaf, Tensor))
+    return total * (1 + len(plain)), type(value).__name__, repr(plain)
 
 
 @pytest.fixture(autouse=True)
@@ -105,8 +105,8 @@ def opened() -> None:
     objects.opened.update({types.SimpleNamespace, Slotted, Encoding, Output, collections.UserDict})
 
 
-def same(one: Any, other: Any) -> bool:
-    return torch.equal(one[0].double(), other[0].double()) and one[1:] == other[1:]
+def same(result: Any, expected: Any) -> bool:
+    return torch.equal(result[0].double(), expected[0].double()) and result[1:] == expected[1:]
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -121,8 +121,8 @@ def test_calls_with_containers_go_straight(name: str) -> None:
         value = MAKE[name]()
         assert same(run(value), body(value))
     assert recordings(run).replays == replays + 3
-    for other in OTHERS[name]:
-        value = other()
+    for make_other in OTHERS[name]:
+        value = make_other()
         assert not goes_straight(run, value)
         assert same(run(value), body(value))
     assert goes_straight(run, MAKE[name]())
@@ -133,8 +133,8 @@ def test_by_keyword_and_among_plain_values() -> None:
     x = tensor()
     for number in range(6):
         y, z = tensor(), tensor()
-        found = run(x, {"y": y}, scale=2.0, z=[z])
-        assert torch.equal(found, x * 2.0 + y + z), number
+        result = run(x, {"y": y}, scale=2.0, z=[z])
+        assert torch.equal(result, x * 2.0 + y + z), number
     assert recordings(run).replays == 4 - AGAIN
 
 
@@ -143,9 +143,9 @@ def test_an_object_that_is_met_twice() -> None:
     for _ in range(4):
         run(Batch(tensor(), 2), Batch(tensor(), 2))
     assert goes_straight(run, Batch(tensor(), 2), Batch(tensor(), 2))
-    one = Batch(tensor(), 2)
-    assert not goes_straight(run, one, one)
-    assert run(one, one)[1] is True
+    batch = Batch(tensor(), 2)
+    assert not goes_straight(run, batch, batch)
+    assert run(batch, batch)[1] is True
     empty = Batch(None, 2)  # without tensors, whose memory would tell
     fixed = capture(lambda x, a, b: (x * 2, a is b))
     for _ in range(4):
@@ -178,8 +178,8 @@ def test_tensors_in_containers_that_share_memory() -> None:
         base = torch.zeros(6, device=DEVICE)
         mine = [base[:4], base[2:]] if number % 3 == 2 else [base[:3], base[3:]]
         theirs = base.clone()
-        other = [theirs[:4], theirs[2:]] if number % 3 == 2 else [theirs[:3], theirs[3:]]
-        assert torch.equal(run(mine), step(other)), number
+        their_pair = [theirs[:4], theirs[2:]] if number % 3 == 2 else [theirs[:3], theirs[3:]]
+        assert torch.equal(run(mine), step(their_pair)), number
         assert torch.equal(base, theirs), number
 
 
@@ -209,12 +209,12 @@ def test_straight_exactly_where_the_key_is_the_same() -> None:
     straight = 0
     for seed in range(150):
         run = capture(lambda value, x: x * 2)
-        one = _random_value(random.Random(seed), 2)
+        first = _random_value(random.Random(seed), 2)
         for _ in range(3):
             run(_random_value(random.Random(seed), 2), tensor())
         for number in (seed, *range(seed * 7, seed * 7 + 6)):
-            other = _random_value(random.Random(number), 2)
-            is_same = key_of(one, Leaves()) == key_of(other, Leaves())
-            assert goes_straight(run, other, tensor()) == is_same, (seed, number, one, other)
+            second = _random_value(random.Random(number), 2)
+            is_same = key_of(first, Leaves()) == key_of(second, Leaves())
+            assert goes_straight(run, second, tensor()) == is_same, (seed, number, first, second)
             straight += is_same
     assert straight >= 150

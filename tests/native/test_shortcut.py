@@ -80,17 +80,17 @@ class OtherNet(Net):
 
 def test_loops_take_the_straight_way(long_ways: list[int]) -> None:
     net = capture(Net())
-    both = capture(lambda x, y, n: (x + y) * n)
+    add_scaled = capture(lambda x, y, n: (x + y) * n)
     xs = [torch.randn(size, 4) for size in (1, 2, 3)]
     for _ in range(4):
         for x in xs:
             mark_step_begin()
-            net(both(x, x + 1, 2))
+            net(add_scaled(x, x + 1, 2))
     long_ways.clear()
     for _ in range(4):
         for x in xs:
             mark_step_begin()
-            net(both(x, x + 1, 2))
+            net(add_scaled(x, x + 1, 2))
     assert not long_ways
 
 
@@ -98,13 +98,13 @@ def test_what_a_body_names_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
     captured = capture(by_globals, max_recordings=32)
     x = torch.randn(3)
     for value in (2.5, 3.5, 2.5, True, 1, 1.0, 0.0, -0.0, float("nan")):
-        for one in (helper_a, helper_b):
+        for helper in (helper_a, helper_b):
             monkeypatch.setattr("tests.native.test_shortcut.scale", value)
-            monkeypatch.setattr("tests.native.test_shortcut.current_helper", one)
+            monkeypatch.setattr("tests.native.test_shortcut.current_helper", helper)
             for _ in range(4):
                 mine, theirs = captured(x), by_globals(x)
                 assert mine.dtype == theirs.dtype
-                assert mine.numpy(force=True).tobytes() == theirs.numpy(force=True).tobytes(), (value, one)
+                assert mine.numpy(force=True).tobytes() == theirs.numpy(force=True).tobytes(), (value, helper)
 
 
 @pytest.mark.parametrize("change", ["gain", "eval", "class", "weight", "child eval", "hook"])
@@ -153,8 +153,8 @@ def test_arguments_that_come_to_share_memory() -> None:
     captured = capture(body)
     for shift in (8, 8, 8, 8, 2, 0, 8, 1):
         mine, theirs = torch.arange(40.0), torch.arange(40.0)
-        found = captured(mine[:4], mine[shift : shift + 4], mine[-4:])
-        assert torch.equal(found, body(theirs[:4], theirs[shift : shift + 4], theirs[-4:])), shift
+        result = captured(mine[:4], mine[shift : shift + 4], mine[-4:])
+        assert torch.equal(result, body(theirs[:4], theirs[shift : shift + 4], theirs[-4:])), shift
         assert torch.equal(mine, theirs), shift
 
 
@@ -165,7 +165,7 @@ def test_default_devices_and_modes_are_noticed() -> None:
         torch.set_default_dtype(dtype)
         try:
             for _ in range(3):
-                assert [one.dtype for one in captured(x)] == [torch.float32, dtype]
+                assert [tensor.dtype for tensor in captured(x)] == [torch.float32, dtype]
         finally:
             torch.set_default_dtype(torch.float32)
     for _ in range(3):
@@ -193,10 +193,10 @@ def test_threads_have_ways_of_their_own(long_ways: list[int]) -> None:
                 wrong.extend(number for _ in range(1) if not torch.equal(captured(x), x * 2 + 1))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(60)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
     assert not wrong
     assert not long_ways
 
@@ -216,31 +216,31 @@ def test_a_shortcut_keeps_nothing_alive() -> None:
 
 @pytest.mark.parametrize("end", ["another function", "the same", "release"])
 def test_outputs_that_left_the_pool_are_their_holders_alone(end: str) -> None:
-    captured, other = capture(lambda x: (x * 2, x + 1)), capture(lambda x: x - 1)
+    captured, unrelated = capture(lambda x: (x * 2, x + 1)), capture(lambda x: x - 1)
     x = torch.randn(4)
     for _ in range(4):
         mark_step_begin()
         captured(x)
-        other(x)
+        unrelated(x)
     mark_step_begin()
     held = captured(x)
-    right = [one.clone() for one in held]
+    right = [output.clone() for output in held]
     mark_step_begin()
     if end == "release":
         release(captured)
     else:
-        (other if end == "another function" else captured)(x + 1)
-    assert all(torch.equal(one, two) for one, two in zip(held, right, strict=True))
-    alive = [weakref.ref(one.untyped_storage()) for one in held]
+        (unrelated if end == "another function" else captured)(x + 1)
+    assert all(torch.equal(output, expected) for output, expected in zip(held, right, strict=True))
+    alive = [weakref.ref(output.untyped_storage()) for output in held]
     del held
     gc.collect()
-    assert [one() for one in alive] == [None, None]
+    assert [reference() for reference in alive] == [None, None]
 
 
 @pytest.mark.slow
 def test_probes_of_torch_do_not_depend_on_the_default_device() -> None:
     """A program may import the library when it has chosen one; the probes must not start up a GPU, or miss it."""
-    found = set()
+    printed = set()
     for device in ("cpu", "cuda"):
         code = (
             f"import torch\nwith torch.device({device!r}):\n    from capture.torch_private import capabilities\n"
@@ -248,8 +248,8 @@ def test_probes_of_torch_do_not_depend_on_the_default_device() -> None:
         )
         done = run_python(code)
         assert done.returncode == 0, done.stderr
-        found.add(done.stdout.strip())
-    assert len(found) == 1, found
+        printed.add(done.stdout.strip())
+    assert len(printed) == 1, printed
 
 
 class InsideOther(nn.Module):

@@ -32,9 +32,9 @@ def test_tensors_are_read_through_the_abi_whatever_the_heap_holds() -> None:
 
 
 def test_each_property_that_is_compared_has_a_price_and_a_reader() -> None:
-    for one in tensor_reads.PROPERTIES:
-        assert one.read_by
-        assert one.nanoseconds >= 0
+    for read in tensor_reads.PROPERTIES:
+        assert read.read_by
+        assert read.nanoseconds >= 0
 
 
 @pytest.mark.parametrize("broken", ["missing", "wrong", "elsewhere"])
@@ -43,8 +43,8 @@ def test_without_the_abi_torch_is_asked_and_it_is_said(broken: str, monkeypatch:
     if broken == "missing":
         monkeypatch.setattr(tensor_reads, "_FUNCTIONS", (*tensor_reads._FUNCTIONS[:4], "no_such_thing"))
     elif broken == "wrong":
-        data_ptr, dim, sizes, strides, *others = tensor_reads._FUNCTIONS  # wrong, and reads no more than there is
-        monkeypatch.setattr(tensor_reads, "_FUNCTIONS", (data_ptr, dim, strides, sizes, *others))
+        data_ptr, dim, sizes, strides, *more = tensor_reads._FUNCTIONS  # wrong, and reads no more than there is
+        monkeypatch.setattr(tensor_reads, "_FUNCTIONS", (data_ptr, dim, strides, sizes, *more))
     else:
         monkeypatch.setattr(tensor_reads, "_place_of_impl", lambda: 0)
     tensor_reads.reads_tensors.cache_clear()
@@ -52,14 +52,14 @@ def test_without_the_abi_torch_is_asked_and_it_is_said(broken: str, monkeypatch:
         x = torch.ones(3)
         if broken == "elsewhere":  # ``_cdata`` is asked: slower, and as right
             assert tensor_reads.reads_tensors()
-            same = tensor_reads.static_tensors([x])
+            holds = tensor_reads.static_tensors([x])
         else:
             with pytest.warns(RuntimeWarning, match="through its C ABI"):
                 assert not tensor_reads.reads_tensors()
-            same = tensor_reads.static_tensors([x])
-        assert same()
+            holds = tensor_reads.static_tensors([x])
+        assert holds()
         x.unsqueeze_(0)
-        assert not same()
+        assert not holds()
     finally:
         monkeypatch.undo()
         tensor_reads.reads_tensors.cache_clear()
@@ -78,13 +78,13 @@ def test_without_the_abi_torch_is_asked_and_it_is_said(broken: str, monkeypatch:
 def test_other_bits_behind_the_same_metadata_are_seen(change: Callable[[Tensor], Any], form: str) -> None:
     made = torch.randn(4, 4, dtype=torch.complex64, device=DEVICE)
     parameter = nn.Parameter(made if form == "complex" else made.imag)
-    same = tensor_reads.static_tensors([parameter])
-    assert same()
+    holds = tensor_reads.static_tensors([parameter])
+    assert holds()
     try:
         change(parameter)
     except RuntimeError:  # a real tensor has no conjugate view of its own
         return
-    assert same() is (form == "imaginary" and not parameter.is_neg() and parameter.data_ptr() == made.data_ptr() + 4)
+    assert holds() is (form == "imaginary" and not parameter.is_neg() and parameter.data_ptr() == made.data_ptr() + 4)
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
@@ -104,19 +104,19 @@ def test_parameters_that_are_conjugated_swapped_and_converted_between_calls(way:
     plain, mine = Model(), Model()
     mine.load_state_dict(plain.state_dict())
     captured, x = capture(mine), torch.randn(2, 4, dtype=torch.complex64, device=DEVICE)
-    other = torch.randn(4, 4, dtype=torch.complex64, device=DEVICE)
+    replacement = torch.randn(4, 4, dtype=torch.complex64, device=DEVICE)
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         with torch.no_grad():
             for number in range(16):
-                for one in (plain, mine):
+                for model in (plain, mine):
                     if number == 4:
-                        one.w.data = one.w.data.conj()
+                        model.w.data = model.w.data.conj()
                     if number == 8:
-                        torch.utils.swap_tensors(one.w, nn.Parameter(other.clone()))
+                        torch.utils.swap_tensors(model.w, nn.Parameter(replacement.clone()))
                     if number == 12:
-                        one.to(torch.complex128)
+                        model.to(torch.complex128)
                 assert torch.equal(captured(x), plain(x)), number
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
@@ -146,14 +146,14 @@ def some_tensor(choose: random.Random) -> Tensor:
 def test_what_is_read_of_a_tensor_is_what_torch_says(seed: int) -> None:
     assert tensor_reads.reads_tensors()
     choose, read = random.Random(seed), 0
-    for one in (some_tensor(choose) for _ in range(150)):
-        address, sizes, strides, _, requires, lazy = native.tensor_metadata(one)
-        assert (address, sizes, strides) == (one.data_ptr(), tuple(one.shape), one.stride())
-        assert bool(requires) is one.requires_grad
-        if one.is_complex():  # no public operator makes a negative view of other tensors
-            assert lazy == one.is_conj() + 2 * one.is_neg()
-        same, metadata = native.StaticTensors((one,), None), capabilities.metadata_check([one])
-        assert same()
+    for tensor in (some_tensor(choose) for _ in range(150)):
+        address, sizes, strides, _, requires, lazy = native.tensor_metadata(tensor)
+        assert (address, sizes, strides) == (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        assert bool(requires) is tensor.requires_grad
+        if tensor.is_complex():  # no public operator makes a negative view of other tensors
+            assert lazy == tensor.is_conj() + 2 * tensor.is_neg()
+        holds, metadata = native.StaticTensors((tensor,), None), capabilities.metadata_check([tensor])
+        assert holds()
         assert metadata()
         read += 1
     assert read == 150

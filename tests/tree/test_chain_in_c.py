@@ -27,12 +27,12 @@ def chain_of(count: int) -> list[Callable[[Tensor], Tensor]]:
 
 def python_calls(chain: list[Callable[[Tensor], Tensor]], x: Tensor) -> list[str]:
     """The library's Python functions that run in one pass, but for the wrappers that users call."""
-    found: list[str] = []
+    called: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         if event == "call" and FOLDER in Path(code.co_filename).parents and code.co_name != "wrapper":
-            found.append(code.co_qualname)
+            called.append(code.co_qualname)
 
     sys.setprofile(note)
     try:
@@ -40,7 +40,7 @@ def python_calls(chain: list[Callable[[Tensor], Tensor]], x: Tensor) -> list[str
             x = link(x)
     finally:
         sys.setprofile(None)
-    return found
+    return called
 
 
 @pytest.mark.parametrize("marked", [False, True])
@@ -58,4 +58,4 @@ def test_a_chain_takes_no_python(marked: bool, monkeypatch: pytest.MonkeyPatch) 
         mark_step_begin()
     del y
     calls = python_calls(chain, x)
-    assert not [one for one in calls if one.startswith("Tree.")]
+    assert not [name for name in calls if name.startswith("Tree.")]

@@ -1,6 +1,7 @@
 """The promise's chains: calls that follow each other, keep old outputs, and meet replaced weights. Always eager's bits.
 
-Every test runs twice: with storages that can leave the pool with all their views, and without that (older torch).
+Every test runs twice (``tests.support.chains.fresh``): with the tape as it is, and with one that writes where it was
+recorded, as graphs do.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def test_every_value_of_a_loop_is_kept(f: Callable[[Tensor], Tensor]) -> None:
         h, expected = f(h), f_eager(expected)
         kept.append(h)
         wanted.append(bits(expected))
-    assert [bits(one) for one in kept] == wanted
+    assert [bits(value) for value in kept] == wanted
 
 
 def test_two_outputs_of_one_function_are_both_used(f: Callable[[Tensor], Tensor]) -> None:
@@ -247,7 +248,7 @@ def test_a_view_is_kept_for_ten_steps(view: Callable[[Tensor], Tensor], marked: 
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_views_of_every_step_are_kept(f: Callable[[Tensor], Tensor]) -> None:
     kept = [f(x_of(seed))[1:] for seed in range(20)]
-    assert [bits(one) for one in kept] == [bits(f_eager(x_of(seed))[1:]) for seed in range(20)]
+    assert [bits(view) for view in kept] == [bits(f_eager(x_of(seed))[1:]) for seed in range(20)]
 
 
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
@@ -352,9 +353,9 @@ def test_outputs_of_another_step_are_preserved(f: Callable[[Tensor], Tensor], g:
         with step():
             y = f(x_of(seed))
             z = g(y)
-        for other in range(3):
+        for later in range(3):
             with step():
-                f(x_of(other + 50))
+                f(x_of(later + 50))
         assert bits([y, z]) == bits([f_eager(x_of(seed)), g_eager(f_eager(x_of(seed)))])
 
 
@@ -409,10 +410,10 @@ def test_a_view_of_a_borrowed_output_raises_or_keeps_its_values() -> None:
 def test_a_cloned_output_is_the_callers_own() -> None:
     f = capture(lambda x: f_eager(x), outputs="clone")
     kept = [f(x_of(seed)) for seed in range(10)]
-    assert [bits(one) for one in kept] == [bits(f_eager(x_of(seed))) for seed in range(10)]
+    assert [bits(output) for output in kept] == [bits(f_eager(x_of(seed))) for seed in range(10)]
     assert recordings(f).kept_outputs == 0
     assert recordings(f).recordings == 1
-    assert len({one.data_ptr() for one in kept}) == 10
+    assert len({output.data_ptr() for output in kept}) == 10
 
 
 @pytest.mark.parametrize("outputs", ["preserve", "clone"])
@@ -444,9 +445,9 @@ def test_the_same_tensor_returned_twice_is_one_object() -> None:
 
     captured = capture(twice)
     for seed in range(5):
-        one, other = captured(x_of(seed))
-        assert one is other
-        assert bits(one) == bits(torch.tanh(x_of(seed)))
+        first, second = captured(x_of(seed))
+        assert first is second
+        assert bits(first) == bits(torch.tanh(x_of(seed)))
 
 
 def test_marks_do_not_disturb_one_another() -> None:
@@ -471,4 +472,4 @@ def test_kept_outputs_do_not_grow_the_pool(f: Callable[[Tensor], Tensor]) -> Non
         mark_step_begin()
         kept.append(f(x_of(seed)))
     assert recordings(f).pool_bytes <= before + 64, "the first one stays where it is"
-    assert [bits(one) for one in kept] == [bits(f_eager(x_of(seed))) for seed in range(50)]
+    assert [bits(output) for output in kept] == [bits(f_eager(x_of(seed))) for seed in range(50)]

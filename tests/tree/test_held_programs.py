@@ -40,7 +40,7 @@ def said_by(program: Program, cap: Any, *, grad: bool) -> Said:
 
 def equal(mine: Any, theirs: Any) -> bool:
     if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
-        form = [(one.dtype, one.shape, one.stride()) for one in (mine, theirs)]
+        form = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in (mine, theirs)]
         return form[0] == form[1] and torch.equal(bits(mine.detach()), bits(theirs.detach()))
     return type(mine) is type(theirs) and bool(mine == theirs)
 
@@ -53,5 +53,5 @@ def test_what_is_held_is_as_eagers(program: Program) -> None:
     for kind in ("now", "held"):
         ours, eager = getattr(mine, kind), getattr(theirs, kind)
         assert len(ours) == len(eager)
-        wrong = [at for at, (one, other) in enumerate(zip(ours, eager, strict=True)) if not equal(one, other)]
+        wrong = [at for at, (got, expected) in enumerate(zip(ours, eager, strict=True)) if not equal(got, expected)]
         assert not wrong, f"{kind}: {[(at, ours[at], eager[at]) for at in wrong[:3]]}, {len(wrong)} of {len(ours)}"

@@ -32,25 +32,27 @@ def test_they_are_inference_tensors(body: Callable[[torch.Tensor], Any], keeps: 
         result = captured(x)
         results = result if isinstance(result, tuple) else (result,)
         expected = body(x)
-        for one, other in zip(results, expected if isinstance(expected, tuple) else (expected,), strict=True):
-            assert one.is_inference()
-            assert torch.equal(one, other)
+        for tensor, expected_tensor in zip(
+            results, expected if isinstance(expected, tuple) else (expected,), strict=True
+        ):
+            assert tensor.is_inference()
+            assert torch.equal(tensor, expected_tensor)
         if keeps:
             kept.append((number, results))
-    for number, several in kept:
-        assert several[0][0].item() == 2 * number
+    for number, held in kept:
+        assert held[0][0].item() == 2 * number
     assert recordings(captured).replays >= 4
 
 
 @pytest.mark.parametrize("body", [inside, of_two])
 def test_those_of_another_size_are_too(body: Callable[[torch.Tensor], Any]) -> None:
-    """What is known to be kept is owned from the first recording of a size on, whose run gives copies."""
+    """Outputs that are known to be kept are owned from a new size's first recording on, whose run gives copies."""
     captured, kept = capture(body), []
     for number in range(24):
         x = torch.full((3 + number // 8,), float(number), device=DEVICE)
         result = captured(x)
-        for one in result if isinstance(result, tuple) else (result,):
-            assert one.is_inference(), number
+        for tensor in result if isinstance(result, tuple) else (result,):
+            assert tensor.is_inference(), number
         kept.append(result)
     assert recordings(captured).recordings >= 3
 
@@ -64,4 +66,4 @@ def test_each_of_several_is_what_it_is() -> None:
         return y, x * 3
 
     for _ in range(6):
-        assert [one.is_inference() for one in body(torch.ones(3, device=DEVICE))] == [True, False]
+        assert [tensor.is_inference() for tensor in body(torch.ones(3, device=DEVICE))] == [True, False]

@@ -1,4 +1,4 @@
-"""Nobody's memory moves: what has the address of an output keeps right values, for as long as eager's would be."""
+"""The memory of an output never moves: what has its address reads right values for as long as with eager's output."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_writes_through_numpy_are_seen_by_the_tensor_and_by_no_other() -> None:
             array = y.numpy()
             array += number
             kept.append((y, array))
-            for at, (tensor, same) in enumerate(kept):
-                assert tensor.tolist() == same.tolist() == (of(at) * 2 + at).tolist()
+            for at, (tensor, shared) in enumerate(kept):
+                assert tensor.tolist() == shared.tolist() == (of(at) * 2 + at).tolist()
 
 
 def test_arrays_outlive_the_function() -> None:
@@ -90,9 +90,9 @@ def test_arrays_outlive_the_function() -> None:
         kept += [captured(of(number, 1000)).numpy() for number in range(4)]
         del captured
         gc.collect()
-        other = capture(lambda x: x - 1)
+        later = capture(lambda x: x - 1)
         for number in range(4):
-            other(of(number, 1000))
+            later(of(number, 1000))
     for number, array in enumerate(kept):
         assert (array == (number + 1) * 2).all()
         array += 1
@@ -129,7 +129,7 @@ class Remembers(nn.Module):
 
 def test_arrays_of_effects_and_of_gradients_keep_their_values() -> None:
     torch.manual_seed(0)
-    found = []
+    arrays = []
     for captures in (False, True):
         torch.manual_seed(1)
         net = Remembers()
@@ -142,13 +142,13 @@ def test_arrays_of_effects_and_of_gradients_keep_their_values() -> None:
             assert net.linear.weight.grad is not None
             kept += [net.last.numpy(), net.table["y"].numpy(), net.linear.weight.grad.numpy()]
             kept.append(loss.detach().numpy())
-        found.append([one.tolist() for one in kept])
-    assert found[0] == found[1]
+        arrays.append([array.tolist() for array in kept])
+    assert arrays[0] == arrays[1]
 
 
 @pytest.mark.parametrize("accumulates", [False, True])
 def test_gradient_arrays_of_accumulating_blocks(accumulates: bool) -> None:
-    found = []
+    arrays = []
     for captures in (False, True):
         torch.manual_seed(1)
         block = nn.Linear(3, 3)
@@ -159,8 +159,8 @@ def test_gradient_arrays_of_accumulating_blocks(accumulates: bool) -> None:
             run(of(number)).sum().backward()
             assert block.weight.grad is not None
             kept.append(block.weight.grad.numpy() if number % 2 else block.weight.grad.numpy().copy())
-        found.append([one.tolist() for one in kept])
-    assert found[0] == found[1]
+        arrays.append([array.tolist() for array in kept])
+    assert arrays[0] == arrays[1]
 
 
 def test_a_kept_output_costs_others_at_most_one_recording() -> None:
@@ -208,7 +208,7 @@ def test_outputs_that_die_in_time_cost_nothing() -> None:
         at = {captured(of(number)).data_ptr() for number in range(CALLS)}
     assert recordings(captured).recordings == 1
     assert recordings(captured).kept_outputs == 0
-    assert len(at) <= 2  # the watched run's
+    assert len(at) <= 2  # the watched run's, and the pool's
 
 
 def test_kept_outputs_of_shapes_that_come_and_go() -> None:
@@ -235,15 +235,27 @@ def test_owned_outputs_are_as_eagers(mode: Callable[[], Any]) -> None:
         for number in range(CALLS):
             mine, theirs = captured(of(number)), body(of(number))
             kept.append((mine, theirs))
-            for one, other in zip(mine, theirs, strict=True):
-                assert (one.stride(), one.dtype, one.is_conj(), one.is_inference(), one.requires_grad) == (
-                    (other.stride(), other.dtype, other.is_conj(), other.is_inference(), other.requires_grad)
+            for output, expected in zip(mine, theirs, strict=True):
+                assert (
+                    output.stride(),
+                    output.dtype,
+                    output.is_conj(),
+                    output.is_inference(),
+                    output.requires_grad,
+                ) == (
+                    (
+                        expected.stride(),
+                        expected.dtype,
+                        expected.is_conj(),
+                        expected.is_inference(),
+                        expected.requires_grad,
+                    )
                 )
             assert mine[0].untyped_storage().data_ptr() == mine[1].untyped_storage().data_ptr()
             mine[1].add_(1)
             theirs[1].add_(1)
         for mine, theirs in kept:
-            assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
+            assert all(torch.equal(output, expected) for output, expected in zip(mine, theirs, strict=True))
 
 
 class Cycle:
@@ -255,7 +267,7 @@ class Cycle:
 
 @pytest.mark.one_in(2)
 def test_memory_that_becomes_free_while_a_recording_is_made_is_no_longer_known_as_anothers() -> None:
-    """What was used when a recording began may be its own by the end."""
+    """Memory that was in use when a recording began may belong to the recording by its end."""
 
     def collecting(x: Tensor) -> Tensor:
         a = x + 1

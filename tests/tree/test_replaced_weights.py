@@ -75,9 +75,9 @@ def test_a_weight_replaced_between_calls(replacement: str, marked: bool) -> None
             if marked:
                 mark_step_begin()
             assert bits(captured(x_of(seed))) == bits(twin(x_of(seed)))
-        for one in (net, twin):
+        for module in (net, twin):
             torch.manual_seed(round_)
-            REPLACEMENTS[replacement](one)
+            REPLACEMENTS[replacement](module)
     for seed in range(3):
         assert bits(captured(x_of(seed))) == bits(twin(x_of(seed)))
     assert recordings(net.forward).replays > 0
@@ -90,8 +90,8 @@ def test_a_moved_weight_is_a_rebind_not_a_recording() -> None:
     for round_ in range(20):
         for seed in range(3):
             assert bits(captured(x_of(seed))) == bits(twin(x_of(seed)))
-        for one in (net, twin):
-            one.linear.weight.data = x_of(round_, 4, 4)
+        for module in (net, twin):
+            module.linear.weight.data = x_of(round_, 4, 4)
     followed(net.forward, 19)
     assert recordings(net.forward).replays >= (58 if REBINDS else 20)
 
@@ -123,21 +123,21 @@ def test_tied_weights_come_apart() -> None:
     twin = copy.deepcopy(net)
     captured = capture(net)
     changes: list[Callable[[Tied], object]] = [
-        lambda one: None,
-        lambda one: one.first.weight.mul_(2),
-        lambda one: setattr(one.second, "weight", nn.Parameter(x_of(2, 4, 4))),
-        lambda one: one.first.weight.mul_(2),
-        lambda one: setattr(one.second, "weight", one.first.weight),
-        lambda one: one.first.weight.mul_(2),
+        lambda tied: None,
+        lambda tied: tied.first.weight.mul_(2),
+        lambda tied: setattr(tied.second, "weight", nn.Parameter(x_of(2, 4, 4))),
+        lambda tied: tied.first.weight.mul_(2),
+        lambda tied: setattr(tied.second, "weight", tied.first.weight),
+        lambda tied: tied.first.weight.mul_(2),
     ]
     for change in changes:
-        for one in (net, twin):
-            change(one)
+        for module in (net, twin):
+            change(module)
         for seed in range(4):
             assert bits(captured(x_of(seed))) == bits(twin(x_of(seed)))
 
 
-@pytest.mark.filterwarnings("ignore:CG904")  # without swap, state that lies in the pool makes the call eager
+@pytest.mark.filterwarnings("ignore:CG904")  # state that lies in the pool may make the call eager, on a device
 def test_an_output_becomes_a_weight(f: Callable[[Tensor], Tensor]) -> None:
     net = Net().eval()
     twin = copy.deepcopy(net)
@@ -145,13 +145,13 @@ def test_an_output_becomes_a_weight(f: Callable[[Tensor], Tensor]) -> None:
     for seed in range(8):
         net.table = f(x_of(seed, 4))
         twin.table = f_eager(x_of(seed, 4))
-        for other in range(3):
-            assert bits(captured(x_of(other))) == bits(twin(x_of(other)))
+        for later in range(3):
+            assert bits(captured(x_of(later))) == bits(twin(x_of(later)))
         f(x_of(seed + 50, 4))
         assert bits(net.table) == bits(twin.table)
 
 
-@pytest.mark.filterwarnings("ignore:CG904")  # without swap, state that lies in the pool makes the call eager
+@pytest.mark.filterwarnings("ignore:CG904")  # state that lies in the pool may make the call eager, on a device
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_an_output_becomes_the_data_of_a_weight(f: Callable[[Tensor], Tensor], rounds: int) -> None:
     """The pool hands out the same address again; what lies there is another tensor."""
@@ -159,9 +159,9 @@ def test_an_output_becomes_the_data_of_a_weight(f: Callable[[Tensor], Tensor], r
     captured = capture(net)
     for seed in range(8):
         net.weight.data = f(x_of(seed))
-        for other in range(rounds):
-            expected = nn.functional.linear(x_of(other), f_eager(x_of(seed)))
-            assert bits(captured(x_of(other))) == bits(expected), (seed, other)
+        for later in range(rounds):
+            expected = nn.functional.linear(x_of(later), f_eager(x_of(seed)))
+            assert bits(captured(x_of(later))) == bits(expected), (seed, later)
         f(x_of(seed + 1))
         assert bits(net.weight.data) == bits(f_eager(x_of(seed)))
 
@@ -176,7 +176,7 @@ def test_a_static_argument_is_an_output(f: Callable[[Tensor], Tensor]) -> None:
         assert bits(table) == bits(expected)
 
 
-@pytest.mark.filterwarnings("ignore:CG904")  # without swap, state that lies in the pool makes the call eager
+@pytest.mark.filterwarnings("ignore:CG904")  # state that lies in the pool may make the call eager, on a device
 @pytest.mark.filterwarnings("ignore:CG103")  # where the argument is the table, the call is eager and says so
 def test_an_implicit_input_is_an_output(f: Callable[[Tensor], Tensor]) -> None:
     class Net(nn.Module):

@@ -38,14 +38,14 @@ class Program:
             first: Any = self.net[0]
             for _ in range(4):
                 x = torch.tanh(first(x)) @ first.weight
-            found: Tensor = self.net(x).sum()
-            return found
+            total: Tensor = self.net(x).sum()
+            return total
 
     def batch(self, count: int = 8) -> Tensor:
         return torch.randn(count, 16, generator=self.batches, device="cpu").to(DEVICE)
 
     def state(self) -> list[Any]:
-        return [[None if one is None else one.tolist() for one in (p, p.grad)] for p in self.net.parameters()]
+        return [[None if tensor is None else tensor.tolist() for tensor in (p, p.grad)] for p in self.net.parameters()]
 
 
 def played(scene: Callable[[Program, Callable[[], None]], list[Any]], mark: Callable[[], None]) -> Program:
@@ -55,31 +55,31 @@ def played(scene: Callable[[Program, Callable[[], None]], list[Any]], mark: Call
 
 
 def trained_and_checked(program: Program, mark: Callable[[], None]) -> list[Any]:
-    found: list[Any] = []
+    seen: list[Any] = []
     for _ in range(4):
         for work in [program.step] * 5 + [program.check] * 4:
             mark()
-            found.append(work(program.batch()).tolist())
-        found.append(program.state())
-    return found
+            seen.append(work(program.batch()).tolist())
+        seen.append(program.state())
+    return seen
 
 
 def in_turn(program: Program, mark: Callable[[], None]) -> list[Any]:
-    found: list[Any] = []
+    seen: list[Any] = []
     for _ in range(12):
         for work in (program.step, program.check):
             mark()
-            found.append(work(program.batch()).tolist())
-        found.append(program.state())
-    return found
+            seen.append(work(program.batch()).tolist())
+        seen.append(program.state())
+    return seen
 
 
 @pytest.mark.parametrize("mark", [mark_step_begin, lambda: None], ids=["marked", "unmarked"])
 @pytest.mark.parametrize("scene", [trained_and_checked, in_turn])
 def test_no_gradient_is_owned(scene: Any, mark: Callable[[], None]) -> None:
     mine = played(scene, mark)
-    for one in (mine.step, mine.check):
-        counts = recordings(one)
+    for function in (mine.step, mine.check):
+        counts = recordings(function)
         assert counts.kept_outputs == 0, str(counts)
         assert counts.recordings <= 2, str(counts)
         assert counts.replays >= 8, str(counts)
@@ -97,7 +97,7 @@ def test_a_gradient_that_somebody_took_meanwhile_keeps_its_values() -> None:
             program.check(program.batch())
             if number == 7:
                 kept += [p.grad.view(-1) for p in program.net.parameters() if p.grad is not None]
-        return [*program.state(), [one.tolist() for one in kept]]
+        return [*program.state(), [gradient.tolist() for gradient in kept]]
 
     mine = played(scene, mark_step_begin)
     assert recordings(mine.step).replays >= 4
@@ -106,12 +106,12 @@ def test_a_gradient_that_somebody_took_meanwhile_keeps_its_values() -> None:
 @pytest.mark.parametrize("change", ["written", "replaced", "none", "another size"])
 def test_gradients_that_somebody_changed_meanwhile(change: str) -> None:
     def scene(program: Program, mark: Callable[[], None]) -> list[Any]:
-        found: list[Any] = []
+        seen: list[Any] = []
         for number in range(12):
             mark()
-            found.append(program.step(program.batch(5 if change == "another size" and number % 4 == 3 else 8)).tolist())
+            seen.append(program.step(program.batch(5 if change == "another size" and number % 4 == 3 else 8)).tolist())
             mark()
-            found.append(program.check(program.batch()).tolist())
+            seen.append(program.check(program.batch()).tolist())
             weight = program.net[0].weight
             assert isinstance(weight, Tensor)
             if change == "written":
@@ -121,8 +121,8 @@ def test_gradients_that_somebody_changed_meanwhile(change: str) -> None:
                 weight.grad = torch.ones_like(weight)
             elif change == "none":
                 weight.grad = None
-            found.append(program.state())
-        return found
+            seen.append(program.state())
+        return seen
 
     mine = played(scene, mark_step_begin)
     assert recordings(mine.step).replays >= 4
@@ -133,13 +133,13 @@ def test_recordings_of_several_sizes_are_made_a_few_times() -> None:
     """Gradients of each lie elsewhere: what comes between them is not recorded again and again."""
 
     def scene(program: Program, mark: Callable[[], None]) -> list[Any]:
-        found: list[Any] = []
+        seen: list[Any] = []
         for number in range(60):
             mark()
-            found.append(program.step(program.batch(4 + number % 3)).tolist())
+            seen.append(program.step(program.batch(4 + number % 3)).tolist())
             mark()
-            found.append(program.check(program.batch()).tolist())
-        return [*found, program.state()]
+            seen.append(program.check(program.batch()).tolist())
+        return [*seen, program.state()]
 
     mine = played(scene, mark_step_begin)
     assert recordings(mine.check).recordings <= 4 + AGAIN, str(recordings(mine.check))

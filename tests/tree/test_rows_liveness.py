@@ -104,13 +104,13 @@ def test_row_042_recording_outputs_own_their_blocks() -> None:
     held = pair(rand(8))
     assert taken() == set()
     del held
-    one, two = pair(rand(8, seed=1))
+    first, second = pair(rand(8, seed=1))
     (node,) = roots()
     mine = [group.block for group in results(node).groups]
     assert taken() & set(mine) == set(mine)
-    del one
+    del first
     assert taken() & set(mine) == {mine[1]}
-    del two
+    del second
     assert taken() & set(mine) == set()
 
 
@@ -126,7 +126,7 @@ def test_row_043_replay_to_record_restores_once() -> None:
     c = h(b)
     assert tree().checkpoints == 1
     same((a, b, c), (f_of(x), g_of(f_of(x)), g_of(f_of(x)).abs() / 3))
-    assert sum(recordings(one).checkpoints for one in (f, g, h)) == 1
+    assert sum(recordings(function).checkpoints for function in (f, g, h)) == 1
 
 
 def test_row_044_no_checkpoint_in_steady_state() -> None:
@@ -164,11 +164,11 @@ def test_row_045_dead_outputs_are_free_after_the_checkpoint(monkeypatch: pytest.
     record_independently(pair)
     warm(g)
     kept = restored(monkeypatch)
-    one, two = pair(rand(8, seed=3))
+    first, second = pair(rand(8, seed=3))
     (node,) = roots()
-    del two
-    out = g(one)
-    same((one, out), (rand(8, seed=3) + 1, g_of(rand(8, seed=3) + 1)))
+    del second
+    out = g(first)
+    same((first, out), (rand(8, seed=3) + 1, g_of(rand(8, seed=3) + 1)))
     assert kept == [[results(node).groups[0].block]]
     (child,) = kids(node)
     assert child.dead_before == ((node, 1),)
@@ -183,10 +183,10 @@ def test_row_046_aliased_dead_outputs_are_freed_once(monkeypatch: pytest.MonkeyP
         x = rand(8, seed=i)
         y, part = shared(x)
         del part
-        one = h(y)
+        scaled = h(y)
         del y
-        same(g(one), g_of((x + 1).abs() / 3))
-        del one
+        same(g(scaled), g_of((x + 1).abs() / 3))
+        del scaled
     (node,) = roots()
     assert len(results(node).groups) == 1
     if tree().pool.free_between_recordings:  # each recording restores: ``g`` with nothing of ``shared`` alive
@@ -223,15 +223,15 @@ def test_row_048_output_alive_that_was_dead_refuses_the_replay() -> None:
     warm(g)
     for i, keep in enumerate((False, False, True, True, False)):
         x = rand(8, seed=i)
-        one, two = pair(x)
+        first, second = pair(x)
         if not keep:
-            del two
-        out = g(one)
-        same((one, out), (x + 1, g_of(x + 1)))
+            del second
+        out = g(first)
+        same((first, out), (x + 1, g_of(x + 1)))
         if keep:
-            same(two, x * 10)
-            del two
-        del one, out
+            same(second, x * 10)
+            del second
+        del first, out
     assert descendants() == [2]
     assert recordings(g).recordings == 2
 
@@ -242,15 +242,15 @@ def test_row_049_output_that_dies_earlier_blocks_nothing() -> None:
     warm(g)
     for i, keep in enumerate((True, True, False, False, True)):
         x = rand(8, seed=i)
-        one, two = pair(x)
+        first, second = pair(x)
         if not keep:
-            del two
-        out = g(one)
+            del second
+        out = g(first)
         same(out, g_of(x + 1))
         if keep:
-            same(two, x * 10)
-            del two
-        del one, out
+            same(second, x * 10)
+            del second
+        del first, out
     assert descendants() == [1]
     assert recordings(g).recordings == 1
 

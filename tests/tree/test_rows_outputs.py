@@ -72,7 +72,7 @@ def test_row_100_parameter_returned_and_sliced() -> None:
         assert whole is net.p
         assert storage_of(first) == storage_of(net.p)
         del first, whole, summed
-        same(net.p, net.p.clone())
+        same(net.p, rand(4, seed=40) if i >= 4 else rand(4))
 
 
 def test_row_101_output_that_is_an_input_is_the_callers_own() -> None:
@@ -124,12 +124,12 @@ def test_row_102_view_of_an_earlier_output_shares_its_memory() -> None:
         mark_step_begin()
         x = rand(4, seed=i)
         y = f(x)
-        part, other = g(y)
-        same((y, part, other), (x * 2, (x * 2)[1:], x * 2 + 1))
+        part, shifted = g(y)
+        same((y, part, shifted), (x * 2, (x * 2)[1:], x * 2 + 1))
         assert storage_of(part) == storage_of(y)
         part.fill_(5.0)
         assert y[3] == 5.0
-        del y, other
+        del y, shifted
         same(part, torch.full((3,), 5.0))
         (node,) = roots() or (None,)
         assert node is None or any_live(node)
@@ -146,11 +146,11 @@ def test_row_103_outputs_on_one_storage_share_it() -> None:
 
     for i in range(5):
         x = rand(4, seed=i)
-        whole, part, square, other = f(x)
-        same((whole, part, square, other), eager(f, x))
-        assert storage_of(whole) == storage_of(part) == storage_of(square) != storage_of(other)
+        whole, part, square, doubled = f(x)
+        same((whole, part, square, doubled), eager(f, x))
+        assert storage_of(whole) == storage_of(part) == storage_of(square) != storage_of(doubled)
         whole.zero_()
-        same((part, square, other), (torch.zeros(3), torch.zeros(2, 2), x * 2))
+        same((part, square, doubled), (torch.zeros(3), torch.zeros(2, 2), x * 2))
 
 
 def test_row_104_geometry_and_dtype_are_eagers() -> None:
@@ -218,9 +218,9 @@ def test_row_107_python_values_of_data_are_refused(read: Any) -> None:
         for i in range(5):
             x = rand(4, seed=i)
             same(f(x), eager(f, x))
-    (finding,) = [one for one in recordings(f).findings if one.code == "CG201"]
+    (finding,) = [finding for finding in recordings(f).findings if finding.code == "CG201"]
     assert finding.where is not None
-    assert "read(x.sum())" in finding.where.code or "read" in finding.where.code or "lambda" in finding.where.code
+    assert ("read(x.sum())" if read is Tensor.item else "s.tolist()") in finding.where.code
     assert (times("f"), total()) == (5, 0)
 
 

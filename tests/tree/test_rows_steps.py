@@ -222,13 +222,13 @@ def test_row_026_clones_are_always_copies() -> None:
 def test_kept_outputs_ask_for_no_recording_behind_each_other() -> None:
     """Functions in any order, the last results held: a call that takes nothing of the step begins one of its own."""
     bodies = [lambda x, k=k: torch.tanh(x) * k for k in range(1, 7)]
-    functions, kept = [capture(one) for one in bodies], list[Tensor]()
+    functions, kept = [capture(body) for body in bodies], list[Tensor]()
     order = [(7 * call * call + 3 * call) % 6 for call in range(200)]
     for call, number in enumerate(order):
         x = rand(4, seed=call)
         kept.append(functions[number](x))
         same(kept[-1], bodies[number](x))
         del kept[:-3]
-    made = [recordings(one).recordings for one in functions if recordings(one).recordings]
+    made = [recordings(function).recordings for function in functions if recordings(function).recordings]
     assert max(made) <= 5, made
-    assert sum(recordings(one).eager_calls + recordings(one).warm_up_calls for one in functions) <= 12
+    assert sum(recordings(function).eager_calls + recordings(function).warm_up_calls for function in functions) <= 12

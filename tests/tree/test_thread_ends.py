@@ -31,11 +31,11 @@ def fresh() -> Iterator[None]:
 
 
 def in_thread(run: Callable[[], Any]) -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(run()))
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(run()))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -126,10 +126,10 @@ def test_modules_with_state_and_effects() -> None:
             return [model(x).clone() for _ in range(4)]
 
     for _ in range(3):
-        found = in_thread(calls)
+        results = in_thread(calls)
         with torch.no_grad():
             expected = [eager(x) for _ in range(4)]
-        assert all(map(torch.equal, found, expected))
+        assert all(map(torch.equal, results, expected))
         assert torch.equal(ours.h, eager.h)
 
 
@@ -180,17 +180,17 @@ def test_what_dies_within_a_call_is_forgotten_by_the_next() -> None:
             f(torch.ones(3, device=DEVICE))
             g(torch.ones(3, device=DEVICE))
     (node,) = [node for entry in state_of(f).entries() for node in entry.nodes]
-    tree, found = node.tree, list[Any]()
+    tree, walked = node.tree, list[Any]()
     assert isinstance(tree, Tree)
 
     def collected() -> None:
         through = iter(walk(tree.root))
         next(through)
         node.drop()
-        found.extend(through)
+        walked.extend(through)
 
     body_run.during(body_run.BodyRun(), collected, ())
-    assert node in found
+    assert node in walked
     assert tree.buried == [node]
     with torch.no_grad():
         g(torch.ones(3, device=DEVICE))
