@@ -55,7 +55,7 @@ class Pool:
 
 
 class Capturing:
-    """What the driver would tell."""
+    """What the driver would tell: how many nodes there are, and whether the stream is captured."""
 
     def __init__(self) -> None:
         self.nodes, self.on = 0, True
@@ -118,8 +118,8 @@ def follow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
         def again(pool: Pool | None = None) -> tuple[Any, VerifyingRecorder]:
             looks.clear()
             run: Any = VerifyingRecorder(pool or Pool(), expected)  # type: ignore[arg-type]
-            found = run_watched(call, run)
-            return run.confirm(found) if run.difference is None else None, run
+            followed = run_watched(call, run)
+            return run.confirm(followed) if run.difference is None else None, run
 
         again.driver, again.looks, again.expected = driver, looks, expected  # type: ignore[attr-defined]
         return again
@@ -164,14 +164,14 @@ def test_another_run_is_told(follow: Any, change: str) -> None:
 
 
 def test_memory_that_was_not_used_before_is_told(follow: Any) -> None:
-    model, other, pool = Model().eval(), torch.ones(4), Pool()
+    model, unheld, pool = Model().eval(), torch.ones(4), Pool()
     given: list[Tensor] = [model.count]
     model.steps.append(lambda y: y + given[0])
     again = follow(model, torch.randn(4, 4))
     assert again()[0] is not None
-    hidden = [other]  # nobody is known to hold it
+    hidden = [unheld]  # nobody is known to hold it
     model.steps[0] = lambda y: y + hidden[0]
-    pool.foreign.add(other.data_ptr())
+    pool.foreign.add(unheld.data_ptr())
     assert again(pool)[1].difference == "memory is used that was not before"
 
 
@@ -199,14 +199,14 @@ def test_fewer_operators_are_told(follow: Any) -> None:
     assert again()[1].difference == "other operators run"
 
 
-def _c_follow(**other: Any) -> Any:
+def _c_follow(**overrides: Any) -> Any:
     run = torch.ops.aten.add.Tensor
     given: dict[str, Any] = {
         "miss": MISS, "sequence": ("add",), "scalars": ((),), "known": {}, "starts": {},
         "operators": {id(run): ("add", run, False)}, "kinds": TENSORS, "printed": frozenset({int}),
         "shapes_alone": lambda: False, "differentiates": lambda: False, "capturing": lambda: True, "count": lambda: 0,
     }  # fmt: skip
-    return native.Follow(**given | other)
+    return native.Follow(**given | overrides)
 
 
 def test_c_leaves_to_python_what_is_special() -> None:
@@ -216,12 +216,12 @@ def test_c_leaves_to_python_what_is_special() -> None:
     assert torch.equal(fits(add, (x, x), None), x + x)
     assert fits.index == 1
     assert fits(add, (x, x), {}) is MISS  # nothing is left in the sequence
-    for other in (
+    for overrides in (
         {}, {**home, "shapes_alone": lambda: True}, {**home, "differentiates": lambda: True}, {**home, "operators": {}},
         {**home, "capturing": lambda: False}, {**home, "count": lambda: 1}, {**home, "sequence": ("sub",)},
         {**home, "scalars": (("2=1",),)}, {**home, "scalars": ()}, {**home, "kinds": frozenset({nn.Parameter})},
     ):  # fmt: skip
-        left = _c_follow(**other)
+        left = _c_follow(**overrides)
         assert left(add, (x, x), {}) is MISS
         assert left.index == 0
     for args, kwargs in (((x, 1), {}), ((), {}), ((x, [x]), {}), ((x, x), {"alpha": 2}), ((1, 1), {}), ((x, (x,)), {})):
@@ -250,8 +250,8 @@ def test_what_fails_in_c_raises() -> None:
     with pytest.raises(ZeroDivisionError):
         failing(add, (x, x), {})
     assert failing.index == 1  # as in Python, where the index moves before the operator runs
-    others: list[dict[str, Any]] = [{"sequence": []}, {"known": None}, {"kinds": set()}]
-    for wrong in others:
+    wrong_parts: list[dict[str, Any]] = [{"sequence": []}, {"known": None}, {"kinds": set()}]
+    for wrong in wrong_parts:
         with pytest.raises(TypeError):
             make(**wrong)
     for arguments in ((), (add, [x]), (add, (x,), None, 1)):

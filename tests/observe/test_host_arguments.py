@@ -58,9 +58,9 @@ def test_other_lengths(name: str, cell: Any, *, grad: bool) -> None:
             lengths = torch.tensor(LENGTHS[number % len(LENGTHS)], device="cpu")
             x: Any = torch.randn(3, 4, 2, device="cpu")
             x = packed(x, lengths) if name in GIVEN_PACKED else x
-            found, expected = [
-                torch.utils._pytree.tree_leaves(one(x, lengths)) for one in (step, lambda *a: body(net, *a))
+            result, expected = [
+                torch.utils._pytree.tree_leaves(function(x, lengths)) for function in (step, lambda *a: body(net, *a))
             ]
-            assert [(one.shape, bits(one)) for one in found] == [(one.shape, bits(one)) for one in expected]
+            assert [(leaf.shape, bits(leaf)) for leaf in result] == [(leaf.shape, bits(leaf)) for leaf in expected]
             _ = torch.rand(number + 1, device="cpu") * 2  # other memory in between
     assert grad or recordings(step).replays >= ROUNDS

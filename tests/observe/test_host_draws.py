@@ -126,10 +126,10 @@ def test_what_is_taken_from_the_host_is_taken_in_every_call(make: Callable[[], A
     captured = capture(make())
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = _drawn(captured)
-    assert all(map(torch.equal, found[0], expected[0]))
-    assert found[1:] == expected[1:]
-    assert any(isinstance(one.message, CaptureWarning) for one in said)
+        drawn = _drawn(captured)
+    assert all(map(torch.equal, drawn[0], expected[0]))
+    assert drawn[1:] == expected[1:]
+    assert any(isinstance(warning.message, CaptureWarning) for warning in said)
 
 
 def _drawn(function: Any) -> tuple[list[Tensor], float, float]:

@@ -99,7 +99,7 @@ def test_a_host_read_is_found_with_its_line(
     explanation = explain(reader)(x_of(1))
     assert explanation.outcome == ("record" if reader in COMPARED else "eager")
     number, text = line_of(reader, "here")
-    (finding,) = (one for one in explanation.findings if one.code == "CG201")
+    (finding,) = (finding for finding in explanation.findings if finding.code == "CG201")
     assert finding.where is not None
     assert (finding.where.file, finding.where.line, finding.where.code) == (reader.__code__.co_filename, number, text)
     assert finding.where.function == reader.__qualname__
@@ -181,8 +181,8 @@ SHAPES = [
 def test_a_shape_that_depends_on_data_is_found_with_its_line(maker: Callable[[Tensor], Tensor]) -> None:
     explanation = explain(maker)(x_of(1))
     number, text = line_of(maker, "here")
-    findings = [one for one in explanation.findings if one.code == "CG601"]
-    assert [(one.where.line, one.where.code) for one in findings if one.where] == [(number, text)]
+    findings = [finding for finding in explanation.findings if finding.code == "CG601"]
+    assert [(finding.where.line, finding.where.code) for finding in findings if finding.where] == [(number, text)]
     captured = capture(maker)
     for seed in (1, 1, 1, 2, 2, 2, 1):
         assert bits(captured(x_of(seed))) == bits(maker(x_of(seed)))
@@ -266,7 +266,8 @@ OPERATORS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", ["pinv", "lstsq"])
 def test_complex_operators_that_call_others_give_eagers_numbers(name: str, mode: Callable[[], Any]) -> None:
-    """Under any mode that does nothing about it, torch leaves conjugates inside them as they are: other numbers."""
+    """Under a dispatch mode that does nothing about it, torch leaves conjugates inside such operators unresolved, and
+    their numbers are others."""
 
     def body(x: Tensor) -> Any:
         y = torch.complex(x, x * x)
@@ -332,6 +333,6 @@ def test_several_reads_are_several_findings() -> None:
     captured = capture(body)
     with pytest.warns(CaptureWarning) as warned:
         captured(x_of(1))
-    text = "".join(str(one.message) for one in warned)
+    text = "".join(str(warning.message) for warning in warned)
     assert "a = float(np.from_dlpack(x.sum().cpu()))" in text
     assert "b = float(np.from_dlpack(x.mean().cpu()))" in text

@@ -64,7 +64,7 @@ class Tidy(Messy):
 
 
 def everything(net: Messy, x: Tensor, own: torch.Generator) -> Any:
-    generators = [bits(one.get_state()) for one in (own, net.generator, default_generator)]
+    generators = [bits(generator.get_state()) for generator in (own, net.generator, default_generator)]
     members = {name: bits(value) for name, value in vars(net).items() if isinstance(value, Tensor)}
     weights = [bits(value) for value in net.state_dict().values()]
     table = {name: bits(value) for name, value in net.table.items()}
@@ -77,7 +77,7 @@ def test_explain_changes_nothing() -> None:
     before = everything(net, x, own)
     explanation = explain(net)(x, own)
     assert everything(net, x, own) == before
-    assert all(one is other for one, other in zip(held, (net.h, net.table, net.items, net.table["a"]), strict=True))
+    assert all(was is now for was, now in zip(held, (net.h, net.table, net.items, net.table["a"]), strict=True))
     assert explanation.outcome == "record"
     assert "CG402" in codes(explanation)
 
@@ -189,7 +189,7 @@ def test_draws_advance_like_eagers(rng_used: str) -> None:
     ids=["where", "item", "to", "linear"],
 )
 def test_inference_mode_shows_the_operators_that_others_are_made_of(body: Callable[[Tensor], Tensor]) -> None:
-    found = []
+    shown = []
     for mode in (torch.no_grad, torch.inference_mode):
         captured = capture(body, name=f"in {mode.__name__}")
         with mode():
@@ -199,8 +199,8 @@ def test_inference_mode_shows_the_operators_that_others_are_made_of(body: Callab
                 for _ in range(3):
                     captured(x)
         (plan,) = plans(captured)
-        found.append((plan.sequence_digest, {one.code for one in plan.findings}))
-    assert found[0] == found[1]
+        shown.append((plan.sequence_digest, {finding.code for finding in plan.findings}))
+    assert shown[0] == shown[1]
 
 
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
@@ -222,7 +222,7 @@ def test_an_operator_whose_results_share_memory_against_its_schema() -> None:
     captured = capture(body)
     for number in range(5):
         x = torch.full((3,), float(number), device=DEVICE)
-        found, expected = captured(x), body(x)
-        assert [one.tolist() for one in found] == [one.tolist() for one in expected]
-        found[1].zero_()
-        assert not found[0][1:].any()
+        result, expected = captured(x), body(x)
+        assert [tensor.tolist() for tensor in result] == [tensor.tolist() for tensor in expected]
+        result[1].zero_()
+        assert not result[0][1:].any()

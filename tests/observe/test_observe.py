@@ -48,7 +48,7 @@ def test_a_tensor_that_escapes_to_a_list_that_only_a_method_knows() -> None:
     captured = capture(body)
     got = [bits(captured(x_of(seed))) for seed in range(8)]
     assert got == [bits(torch.tanh(x_of(seed)) * 2 + 1) for seed in range(8)]
-    assert [bits(one) for one in kept] == [bits(torch.tanh(x_of(seed))) for seed in range(8)]
+    assert [bits(tensor) for tensor in kept] == [bits(torch.tanh(x_of(seed))) for seed in range(8)]
     assert recordings(captured).replays >= 3
 
 
@@ -62,7 +62,7 @@ def test_a_tensor_appended_to_a_closures_list_is_never_lost() -> None:
     captured = capture(body)
     got = [bits(captured(x_of(seed))) for seed in range(5)]
     assert got == [bits(torch.tanh(x_of(seed)) + 1) for seed in range(5)]
-    assert [bits(one) for one in kept] == [bits(torch.tanh(x_of(seed))) for seed in range(5)]
+    assert [bits(tensor) for tensor in kept] == [bits(torch.tanh(x_of(seed))) for seed in range(5)]
 
 
 def test_a_cycle_is_no_escape() -> None:
@@ -134,7 +134,7 @@ def test_a_python_number_that_drifts_is_a_finding() -> None:
     for seed, (result, number) in enumerate(got):
         assert bits(result) == bits(torch.relu(x_of(seed)) * number)
     assert used == [1, 2, 3, 4, 5, 6] if EXECUTES else len(used) > 6
-    (finding,) = (one for one in recordings(captured).findings if one.code == "CG205")
+    (finding,) = (told for told in recordings(captured).findings if told.code == "CG205")
     assert finding.where is not None
     assert finding.where.line == line_of(body, "here")[0]
 
@@ -271,8 +271,8 @@ def test_odd_tensors_run_eagerly_and_say_so(make: Callable[[], Tensor]) -> None:
     with pytest.warns(CaptureWarning, match="CG107"):
         got = [captured(make(), x_of(2, 4, 4)) for _ in range(4)]
     expected = (make() @ x_of(2, 4, 4)) + 1
-    assert {type(one) for one in got} == {type(expected)}
-    assert [bits(one.as_subclass(Tensor)) for one in got] == [bits(expected.as_subclass(Tensor))] * 4
+    assert {type(result) for result in got} == {type(expected)}
+    assert [bits(result.as_subclass(Tensor)) for result in got] == [bits(expected.as_subclass(Tensor))] * 4
 
 
 def test_a_sparse_tensor_that_is_written_runs_eagerly() -> None:
@@ -280,7 +280,7 @@ def test_a_sparse_tensor_that_is_written_runs_eagerly() -> None:
     ours, expected = x_of(1, 4, 4).relu().to_sparse(), x_of(1, 4, 4).relu().to_sparse()
     with pytest.warns(CaptureWarning, match="CG107"):
         got = [captured(ours) for _ in range(3)]
-    assert [bits(one) for one in got] == [bits(expected.mul_(2).to_dense() + 1) for _ in range(3)]
+    assert [bits(result) for result in got] == [bits(expected.mul_(2).to_dense() + 1) for _ in range(3)]
 
 
 class Marked(Tensor):
@@ -327,16 +327,16 @@ def test_placeholders_have_the_users_names() -> None:
             return y
 
     explanation = explain(Net().eval())(x_of(1), {"k": [x_of(2), x_of(3)]}, x_of(4), mask=x_of(5))
-    paths = {one.path for one in explanation.plan.placeholders}
+    paths = {placeholder.path for placeholder in explanation.plan.placeholders}
     arguments = {"x", "cache.k.0", "cache.k.1", "rest.0", "mask"}
     assert arguments <= paths
     assert {"self.layers[0].weight", "self.layers[0].bias", "self.layers[1].running_mean"} <= paths
-    unused = next(one for one in explanation.facts.placeholders if one.path == "cache.k.0")
+    unused = next(placeholder for placeholder in explanation.facts.placeholders if placeholder.path == "cache.k.0")
     assert not unused.used
 
 
 def test_a_cycle_that_the_body_made_is_looked_for_among_young_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is older than the run is none of it, and takes 0.1 s to go through."""
+    """Objects that are older than the run are in no such cycle, and it takes 0.1 s to go through them."""
     looked: list[int] = []
     collect = gc.collect
 

@@ -118,19 +118,19 @@ def test_no_run_that_makes_a_coroutine_is_thrown_away() -> None:
     """Such a run would leave a coroutine that nobody awaits."""
     f = capture(lambda x: (x + 1, awaited(x)))
     with pytest.warns(CaptureWarning, match="CG205"):
-        found = [f(X)[1] for _ in range(4)]
-    assert [asyncio.run(one).tolist() for one in found] == [(X * 3).tolist()] * 4
+        coroutines = [f(X)[1] for _ in range(4)]
+    assert [asyncio.run(coroutine).tolist() for coroutine in coroutines] == [(X * 3).tolist()] * 4
     counts = recordings(f)
     assert counts.body_runs == counts.watched_calls + counts.eager_calls == 4
 
 
 def test_numbers_go_with_their_objects() -> None:
-    one = threading.Event()
-    text = result_objects.identity_text(one)
-    assert result_objects.identity_text(one) == text
+    event = threading.Event()
+    text = result_objects.identity_text(event)
+    assert result_objects.identity_text(event) == text
     assert result_objects.identity_text(threading.Event()) != text
     assert result_objects.identity_text(iter([])) != result_objects.identity_text(iter([]))
     for _ in range(3 * result_objects._MOST):
         result_objects.identity_text(threading.Event())
     assert len(result_objects._known) <= result_objects._MOST + 2
-    assert result_objects.identity_text(one) == text
+    assert result_objects.identity_text(event) == text

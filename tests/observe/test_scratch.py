@@ -98,7 +98,7 @@ def compared(body: Body, times: int = 7) -> tuple[Any, list[str]]:
             assert bits(captured(mine, x_of(seed, 4, 4))) == bits(body(theirs, x_of(seed, 4, 4))), seed
             assert mine.whole.untyped_storage().nbytes() == theirs.whole.untyped_storage().nbytes()
             assert bits(mine.shard) == bits(theirs.shard)
-    return captured, [str(one.message)[:5] for one in caught]
+    return captured, [str(warning.message)[:5] for warning in caught]
 
 
 @pytest.mark.parametrize("body", [gathers, sets_up])
@@ -115,8 +115,8 @@ def test_two_that_take_turns_share_memory() -> None:
     captured = capture(gathers, static=["g"])
     for seed in range(10):
         mark_step_begin()
-        for one, other in zip(mine, theirs, strict=True):
-            assert bits(captured(one, x_of(seed, 4, 4))) == bits(gathers(other, x_of(seed, 4, 4))), seed
+        for gatherer, twin in zip(mine, theirs, strict=True):
+            assert bits(captured(gatherer, x_of(seed, 4, 4))) == bits(gathers(twin, x_of(seed, 4, 4))), seed
     assert recordings(captured).replays >= 8
 
 
@@ -161,7 +161,7 @@ def _fills_quietly(target: Tensor, source: Tensor) -> None:
 
 
 def test_operators_that_write_what_they_do_not_name() -> None:
-    """They run again in every replay: ``fully_shard`` copies parameters with such a one."""
+    """Such operators run again in every replay; ``fully_shard`` copies parameters with one."""
 
     def body(x: Tensor) -> Tensor:
         y = torch.empty_like(x)

@@ -104,8 +104,8 @@ def test_who_holds_it(kind: str, holds: str, graph: str) -> None:
     kept = {"nobody": None, "the tensor": made, "a view": made[1:], "an alias": made.detach()}[holds]
     external = External(made.detach(), made.untyped_storage(), None)
     del made
-    found = external in UnattributedMemory(Snapshot(), [left])
-    assert found == (holds == "nobody" or kind == "handed on")
+    is_unattributed = external in UnattributedMemory(Snapshot(), [left])
+    assert is_unattributed == (holds == "nobody" or kind == "handed on")
     del kept
     assert external in UnattributedMemory(Snapshot(), [left])
 
@@ -113,7 +113,7 @@ def test_who_holds_it(kind: str, holds: str, graph: str) -> None:
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_tensors_that_only_an_iterator_has(grad: bool) -> None:
-    """They are somebody's, also where the result's graph has saved them."""
+    """They belong to the iterator, also where the result's graph has saved them."""
     thread_trees.forget_trees()
 
     def tables() -> Any:

@@ -62,11 +62,11 @@ def open_to_others(path: Path, kept: Path) -> None:
 
 
 def socket_of(path: Path, kept: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as one:
+    with socket.socket(socket.AF_UNIX) as server:
         before = Path.cwd()
         os.chdir(path.parent)  # a socket's name is short
         try:
-            one.bind(path.name)
+            server.bind(path.name)
         finally:
             os.chdir(before)
 
@@ -166,9 +166,9 @@ def process(*places: tuple[int, str]) -> list[str]:
 
 def test_directories_are_made_for_their_user_alone(tmp_path: Path) -> None:
     directories = {mask: tmp_path / oct(mask) / "plans" for mask in (0o000, 0o022, 0o777)}
-    assert process(*((mask, str(one)) for mask, one in directories.items())) == ["fine"] * 3
+    assert process(*((mask, str(place)) for mask, place in directories.items())) == ["fine"] * 3
     for made in directories.values():
-        assert [stat.S_IMODE(one.stat().st_mode) for one in (made.parent, made)] == [0o700, 0o700]
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (made.parent, made)] == [0o700, 0o700]
         (plan,) = files(made)
         assert not stat.S_IMODE(plan.stat().st_mode) & 0o077
 
@@ -241,10 +241,10 @@ def test_a_new_process_counts_what_others_left(directory: Path, monkeypatch: pyt
 
 def test_only_what_was_written_there_is_deleted(directory: Path) -> None:
     directory.mkdir(parents=True)
-    others = [directory / name for name in ("notes.json", "f-0123456789abcdef.json.bak", "f-0123.json", "data.bin")]
-    for other in others:
-        other.write_bytes(b"x" * 10000)
-    (directory / "g-0123456789abcdef.json").symlink_to(others[0])
+    foreign = [directory / name for name in ("notes.json", "f-0123456789abcdef.json.bak", "f-0123.json", "data.bin")]
+    for path in foreign:
+        path.write_bytes(b"x" * 10000)
+    (directory / "g-0123456789abcdef.json").symlink_to(foreign[0])
     left_over, at_work = (directory / f".f-0123456789abcdef.json.{digit * 12}.tmp" for digit in "12")
     left_over.write_bytes(b"x")
     left_over.chmod(0o600)
@@ -253,9 +253,9 @@ def test_only_what_was_written_there_is_deleted(directory: Path) -> None:
     with config.patch(cache_limit=0):
         run(plain)
         run(described, 1)
-    (newest,) = set(files(directory)) - {*others, directory / "g-0123456789abcdef.json", at_work}
+    (newest,) = set(files(directory)) - {*foreign, directory / "g-0123456789abcdef.json", at_work}
     assert "described" in newest.name
-    assert all(other.stat().st_size == 10000 for other in others)
+    assert all(path.stat().st_size == 10000 for path in foreign)
 
 
 def test_a_directory_that_vanishes_is_made_again(directory: Path) -> None:
@@ -289,14 +289,14 @@ def test_no_directory_of_this_machine_is_in_a_plan(directory: Path, tmp_path: Pa
 
 def test_a_relative_place_is_found_below_the_path(directory: Path, tmp_path: Path) -> None:
     state = run(plain)
-    places = [one.first_use.file for one in plan_of(state).placeholders if one.first_use]
+    places = [placeholder.first_use.file for placeholder in plan_of(state).placeholders if placeholder.first_use]
     assert places
     assert all(os.path.isabs(place) for place in places)
     data = json.loads(only_file(directory).read_text(encoding="utf-8"))
-    kept = [one["first_use"]["file"] for one in data["placeholders"] if one["first_use"]]
+    kept = [placeholder["first_use"]["file"] for placeholder in data["placeholders"] if placeholder["first_use"]]
     assert kept
     assert not any(os.path.isabs(place) for place in kept)
-    again = [one.first_use.file for one in plan_of(run(plain)).placeholders if one.first_use]
+    again = [placeholder.first_use.file for placeholder in plan_of(run(plain)).placeholders if placeholder.first_use]
     assert again == places
 
 
@@ -312,7 +312,7 @@ def refusing() -> Finding:
 def test_a_kept_plan_that_says_eager_is_looked_at_once_in_a_process(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What kept the function from being recorded, below its own code, is mended."""
+    """As if what kept the function eager, in deeper code, had been mended meanwhile."""
     state = run(plain)
     path = only_file(directory)
     path.write_text(dumps(evolve(plan_of(state), outcome="eager", findings=(refusing(),))), encoding="utf-8")

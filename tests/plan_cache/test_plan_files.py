@@ -137,9 +137,9 @@ def test_the_name_is_that_of_before_the_first_run(directory: Path) -> None:
 )
 def test_objects_of_one_kind_share_a_file(directory: Path, make: Callable[[], object]) -> None:
     """Neither addresses nor the numbers that stand for objects enter the name."""
-    one, other = make(), make()
-    run(described, one)
-    assert_loaded(run(described, other))
+    first, second = make(), make()
+    run(described, first)
+    assert_loaded(run(described, second))
     only_file(directory)
 
 

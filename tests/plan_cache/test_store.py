@@ -289,7 +289,8 @@ def test_allocator_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reason_whose_line_changed_is_looked_at_again(tmp_path: Path) -> None:
-    """What no recording checks: the user mended deeper code, and the body itself is the same."""
+    """A plan that says eager holds while the line that it names is the same. Here the user mended that line, which lies
+    deeper than the body."""
     helper = "import numpy as np\n\nclass Helper:\n    @staticmethod\n    def scale(x):\n        return {}\n"
     body = "def body(x):\n    return x * Helper.scale(x)\n"
     module = module_with(tmp_path, "users", helper.format("float(np.from_dlpack(x.sum().cpu()))") + body)
@@ -360,7 +361,8 @@ def test_no_cut_of_a_file_is_taken_for_a_plan(directory: Path) -> None:
 def test_a_directory_that_cannot_be_written_fails_no_call(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its parent is a file, which stops root too. Said once a process and directory, and in each function's events."""
+    """Its parent is a file, which stops root too. It is logged once for a process and directory, and noted in each
+    function's events."""
     monkeypatch.setattr(store, "_unwritable", set())
     (tmp_path / "file").write_text("in the way")
     with config.patch(cache_dir=tmp_path / "file" / "plans"), caplog.at_level(logging.WARNING, logger="capture"):
