@@ -93,9 +93,9 @@ def gives_containers() -> Program:
         return {"parts": (y[:at].clone(), y[at:] * scale), "at": at, "pair": Pair(y.mean(), "text")}
 
     def body(x: Tensor) -> Any:
-        found = split(x + 1, 2, scale=3.0)
-        first, second = found["parts"]
-        return first + second, found["pair"].first * found["at"], found["pair"].second
+        pieces = split(x + 1, 2, scale=3.0)
+        first, second = pieces["parts"]
+        return first + second, pieces["pair"].first * pieces["at"], pieces["pair"].second
 
     return body, one, None
 
@@ -118,12 +118,12 @@ def gets_containers() -> Program:
 @program
 def gives_back_what_it_got() -> Program:
     @island
-    def same(y: Tensor) -> Tensor:
+    def unchanged(y: Tensor) -> Tensor:
         return y
 
     def body(x: Tensor) -> Tensor:
         y = x * 2
-        z = same(y)
+        z = unchanged(y)
         z.add_(1)
         return y
 
@@ -147,11 +147,11 @@ def gives_back_a_view() -> Program:
 @program
 def gives_back_an_argument() -> Program:
     @island
-    def same(y: Tensor) -> Tensor:
+    def unchanged(y: Tensor) -> Tensor:
         return y
 
     def body(x: Tensor) -> Tensor:
-        same(x).add_(1)
+        unchanged(x).add_(1)
         return x * 2
 
     return body, one, None
@@ -419,8 +419,8 @@ def grad_mode_inside() -> Program:
         modes.append(torch.is_grad_enabled())
         with torch.enable_grad():
             leaf = y.detach().clone().requires_grad_()
-            (found,) = torch.autograd.grad(leaf.square().sum(), leaf)
-        return found
+            (gradient,) = torch.autograd.grad(leaf.square().sum(), leaf)
+        return gradient
 
     def body(x: Tensor) -> Tensor:
         with torch.enable_grad():

@@ -137,12 +137,12 @@ def raises_and_is_caught() -> Program:
 @eager("share memory")
 def gives_two_views_of_one() -> Program:
     @island
-    def both(y: Tensor) -> tuple[Tensor, Tensor]:
+    def two_rows(y: Tensor) -> tuple[Tensor, Tensor]:
         z = y * 2
         return z[0], z[1]
 
     def body(x: Tensor) -> Tensor:
-        first, second = both(x)
+        first, second = two_rows(x)
         return first + second
 
     return body, one, None

@@ -253,20 +253,20 @@ def run(make: Make, *, captured: bool, keep: bool, calls: int = CALLS) -> tuple[
     torch.manual_seed(5)
     function, arguments, state = make()
     function = capture(function) if captured else function
-    found, kept = [], []
+    seen, kept = [], []
     for number in range(calls):
         args = arguments(number)
         result = function(*args)
-        found.append((bits(result), bits(args), bits(state)))
+        seen.append((bits(result), bits(args), bits(state)))
         kept.append((result, args) if keep else None)
         del result
-    return found, [bits(one) for one in kept], function
+    return seen, [bits(member) for member in kept], function
 
 
 def compared(make: Make, *, keep: bool) -> Any:
     expected, last, _ = run(make, captured=False, keep=keep)
-    found, kept, function = run(make, captured=True, keep=keep)
-    for number, (theirs, ours) in enumerate(zip(expected, found, strict=True)):
+    observed, kept, function = run(make, captured=True, keep=keep)
+    for number, (theirs, ours) in enumerate(zip(expected, observed, strict=True)):
         assert theirs == ours, f"call {number}"
     assert last == kept
     return function
@@ -339,20 +339,20 @@ def test_arrays_beside_results_with_a_graph() -> None:
             y = model(x)
             return F.mse_loss(y, torch.zeros_like(y)), y, y.detach().numpy(), y.detach().argmax(-1).numpy()
 
-        function, found, kept = capture(forward) if captured else forward, [], []
+        function, seen, kept = capture(forward) if captured else forward, [], []
         for number in range(20):
             loss, y, array, best = function(draw(number))
             optimizer.zero_grad()
             (loss + y.sum()).backward()
             optimizer.step()
-            found.append(bits([loss, y, array, best, [one.grad for one in model.parameters()]]))
+            seen.append(bits([loss, y, array, best, [parameter.grad for parameter in model.parameters()]]))
             kept.append((array, best))
-        return found, bits(kept), function
+        return seen, bits(kept), function
 
     with torch.enable_grad():
         expected, expected_kept, _ = losses(captured=False)
-        found, kept, function = losses(captured=True)
-    assert expected == found
+        observed, kept, function = losses(captured=True)
+    assert expected == observed
     assert expected_kept == kept
     assert recordings(function).replays >= 20
 

@@ -33,8 +33,8 @@ def fresh() -> Iterator[None]:
 
 def state_of(kept: Any) -> Any:
     if isinstance(kept, nn.Module):
-        gradients = [one.grad for one in kept.parameters()]
-        return bits([*kept.state_dict().values(), *[one for one in gradients if one is not None]])
+        gradients = [parameter.grad for parameter in kept.parameters()]
+        return bits([*kept.state_dict().values(), *[gradient for gradient in gradients if gradient is not None]])
     if isinstance(kept, torch.Generator):
         return bits(kept.get_state())
     return bits(kept if isinstance(kept, (list, dict)) else [*vars(kept).values()] if kept is not None else [])
@@ -45,21 +45,21 @@ def outcome(function: Any, args: tuple[Any, ...]) -> Any:
         result = function(*args)
     except ValueError as error:
         return str(error)
-    same = [at for at, one in enumerate(args) if one is result]
-    return bits(result), same
+    places = [at for at, arg in enumerate(args) if arg is result]
+    return bits(result), places
 
 
 def run(program: Program, calls: int = CALLS, *, captured: bool) -> tuple[list[Any], Any]:
     function, arguments, kept = program
     function = capture(function) if captured else function
-    found = []
+    calls_seen = []
     for number in range(calls):
         args = arguments(number)
         result = outcome(function, args)
-        found.append(
-            (result, bits([one for one in args if isinstance(one, Tensor)]), state_of(kept), bits(rng_state()))
+        calls_seen.append(
+            (result, bits([arg for arg in args if isinstance(arg, Tensor)]), state_of(kept), bits(rng_state()))
         )
-    return found, function
+    return calls_seen, function
 
 
 def both(name: str, calls: int = CALLS) -> Any:
@@ -72,10 +72,12 @@ def compared(make: Callable[[], Program], calls: int = CALLS) -> Any:
     set_rng_state(torch.Generator(rng_device()).manual_seed(5).get_state())
     expected, _ = run(make(), calls, captured=False)
     set_rng_state(torch.Generator(rng_device()).manual_seed(5).get_state())
-    found, function = run(make(), calls, captured=True)
-    for number, (theirs, ours) in enumerate(zip(expected, found, strict=True)):
-        for what, one, other in zip(("result", "arguments", "state", "generator"), theirs, ours, strict=True):
-            assert one == other, f"call {number}: {what}"
+    observed, function = run(make(), calls, captured=True)
+    for number, (theirs, ours) in enumerate(zip(expected, observed, strict=True)):
+        for what, eager_part, captured_part in zip(
+            ("result", "arguments", "state", "generator"), theirs, ours, strict=True
+        ):
+            assert eager_part == captured_part, f"call {number}: {what}"
     return function
 
 
@@ -86,7 +88,7 @@ def rng_device() -> torch.device:
 def says_that_it_gave_up(counters: Any) -> None:
     """A finding says that the function reads other values in each call. Where recording executes nothing, recordings
     fail before that."""
-    told = [(one.code, one.severity.name) for one in counters.findings]
+    told = [(finding.code, finding.severity.name) for finding in counters.findings]
     assert ("CG201", "EAGER") in told or (not EXECUTES and "CG906" in dict(told)), told
 
 
@@ -119,4 +121,4 @@ def test_body_is_as_eager_in_poisoned_memory(name: str) -> None:
 def test_body_is_verified(name: str) -> None:
     with config.patch(verify="always"):
         function = both(name, 16)
-    assert not any(one.code == "CG903" for one in recordings(function).findings)
+    assert not any(finding.code == "CG903" for finding in recordings(function).findings)

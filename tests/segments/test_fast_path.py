@@ -39,11 +39,11 @@ def warmed(function: Any, arguments: list[tuple[Tensor, ...]]) -> None:
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_reads_are_followed_without_the_general_way(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, expected = torch.zeros(4), torch.zeros(4)
+    kept, expected = torch.zeros(4), torch.zeros(4)
     plus, minus = torch.ones(4), -torch.ones(4)
     f = capture(branch)
     with torch.set_grad_enabled(grad):
-        warmed(f, [(plus, found), (minus, found)])
+        warmed(f, [(plus, kept), (minus, kept)])
         warmed(branch, [(plus, expected), (minus, expected)])
 
         def fail(*args: Any) -> None:
@@ -52,18 +52,18 @@ def test_reads_are_followed_without_the_general_way(grad: bool, monkeypatch: pyt
         before = recordings(f).replays
         monkeypatch.setattr(dispatch, "guarded", fail)
         for x in (plus, minus, minus, plus, plus):
-            assert bits(f(x, found)) == bits(branch(x, expected))
+            assert bits(f(x, kept)) == bits(branch(x, expected))
             assert torch.is_grad_enabled() == grad
-    assert bits(found) == bits(expected)
+    assert bits(kept) == bits(expected)
     assert recordings(f).replays == before + 5
 
 
 def test_value_without_a_recording_leaves_the_fast_path() -> None:
     """What the first segment wrote is undone, and the call goes the general way, once."""
-    found, expected = torch.zeros(4), torch.zeros(4)
+    kept, expected = torch.zeros(4), torch.zeros(4)
     f = capture(branch)
     with torch.no_grad():
         for x in [torch.ones(4)] * 5 + [-torch.ones(4)] * 4 + [torch.ones(4)] * 2:
-            assert bits(f(x, found)) == bits(branch(x, expected))
-            assert bits(found) == bits(expected)
+            assert bits(f(x, kept)) == bits(branch(x, expected))
+            assert bits(kept) == bits(expected)
     assert recordings(f).recordings == 2

@@ -17,7 +17,7 @@ CALLS = 14
 
 
 def scaled(*, captured: bool, clips: bool) -> tuple[list[Any], Any]:
-    """Losses, weights and the scaler's state after each step. The fifth overflows."""
+    """Losses, weights and the scaler's state after each step. The fifth, tenth and eleventh overflow."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).to(DEVICE)
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
@@ -35,13 +35,15 @@ def scaled(*, captured: bool, clips: bool) -> tuple[list[Any], Any]:
         scaler.update()
         return loss.item()
 
-    function, found = capture(step) if captured else step, []
+    function, results = capture(step) if captured else step, []
     with torch.enable_grad():
         for number in range(CALLS):
             x = draw(number) * (1e30 if number in (4, 9, 10) else 1.0)
             loss = function(x)
-            found.append(bits([loss, *[one.detach().clone() for one in net.parameters()], scaler.state_dict()]))
-    return found, function
+            results.append(
+                bits([loss, *[parameter.detach().clone() for parameter in net.parameters()], scaler.state_dict()])
+            )
+    return results, function
 
 
 def test_a_scaled_step() -> None:
@@ -110,7 +112,7 @@ def test_a_container_that_is_dropped_and_has_a_local_name() -> None:
 @pytest.mark.filterwarnings("ignore:CG")
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_dropped_container_comes_back_with_its_members(plain: bool) -> None:
-    """A run that is undone has not happened."""
+    """A warm-up's run is undone: the owner has its own dict again, with the members that it had."""
     owner, own = Filled(), {"once": 1}
     owner.found = own
 
@@ -141,13 +143,13 @@ def test_a_dropped_container_that_somebody_takes_later(plain: bool) -> None:
             seen.append(bits(held))
         return seen, function
 
-    expected, found = run(captured=False), run(captured=True)
-    assert found[0] == expected[0]
-    assert recordings(found[1]).replays >= 3, str(recordings(found[1]))
+    expected, observed = run(captured=False), run(captured=True)
+    assert observed[0] == expected[0]
+    assert recordings(observed[1]).replays >= 3, str(recordings(observed[1]))
 
 
 def test_a_container_that_is_dropped_and_held_by_the_caller() -> None:
     expected = filled(captured=False, holds=True)
     with pytest.warns(CaptureWarning, match="CG401"):
-        found = filled(captured=True, holds=True)
-    assert found[0] == expected[0]
+        observed = filled(captured=True, holds=True)
+    assert observed[0] == expected[0]

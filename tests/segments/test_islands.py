@@ -22,7 +22,7 @@ from tests.support.observed import bits
 __all__ = ["fresh"]
 
 ONCE_MORE = 0 if EXECUTES else 1
-"""A body that reads, or calls an island, is watched once more before it is captured."""
+"""Where recording runs execute nothing, a body that reads or calls an island is watched once more before."""
 
 
 @pytest.mark.one_in(2)
@@ -39,10 +39,10 @@ def test_body_is_as_eager_and_replays(name: str) -> None:
 def test_body_that_cannot_be_recorded_is_as_eager(name: str) -> None:
     counters = recordings(compared(PROGRAMS[name], 12))
     assert counters.replays == 0
-    found = [one for one in counters.findings if one.severity.name == "EAGER"]
-    assert found
+    told = [finding for finding in counters.findings if finding.severity.name == "EAGER"]
+    assert told
     if REPLAYS:
-        assert any(EAGER[name] in one.what for one in found), found
+        assert any(EAGER[name] in finding.what for finding in told), told
 
 
 @pytest.mark.one_in(4)
@@ -50,11 +50,11 @@ def test_body_that_cannot_be_recorded_is_as_eager(name: str) -> None:
 def test_body_is_as_eager_in_poisoned_memory_and_verified(name: str) -> None:
     with config.patch(poison=True, verify="always"):
         function = compared(PROGRAMS[name], 12)
-    assert not any(one.code == "CG903" for one in recordings(function).findings)
+    assert not any(finding.code == "CG903" for finding in recordings(function).findings)
 
 
 def twins(make: Any, calls: int = 12) -> Any:
-    """Both see the same arguments. ``make`` gives the function and what it keeps."""
+    """Make the same calls eagerly and captured, and compare them. ``make`` gives the function and what it keeps."""
     eager, theirs = make()
     function, ours = make()
     f = capture(function)
@@ -286,8 +286,8 @@ def test_what_raised_is_let_go_with_its_error() -> None:
         """An object that only the body's frame refers to."""
 
     def hold() -> Held:
-        held.append(weakref.ref(one := Held()))
-        return one
+        held.append(weakref.ref(made := Held()))
+        return made
 
     @island
     def check(y: Tensor) -> None:
@@ -310,7 +310,7 @@ def test_what_raised_is_let_go_with_its_error() -> None:
         for number in range(12):
             due[:] = [1] * {1: 1, 2: 1, 6: 1, 8: 2, 9: 1}.get(number, 0)
             outcome(f, draw(number))
-            assert all(one() is None for one in held), number
+            assert all(reference() is None for reference in held), number
     finally:
         gc.enable()
 
@@ -331,14 +331,14 @@ def test_results_that_need_gradients_are_eager_and_told() -> None:
     f = capture(body)
     with torch.enable_grad():
         for number in range(4):
-            found = []
+            gradients = []
             for function in (f, body):
                 net.zero_grad()
                 function(draw(number)).backward()
-                found.append(bits([one.grad for one in net.parameters()]))
-            assert found[0] == found[1]
+                gradients.append(bits([parameter.grad for parameter in net.parameters()]))
+            assert gradients[0] == gradients[1]
     assert log[::2] == log[1::2]
-    assert any("gradients" in one.what for one in recordings(f).findings if one.code == "CG208")
+    assert any("gradients" in finding.what for finding in recordings(f).findings if finding.code == "CG208")
 
 
 def test_what_is_no_island() -> None:

@@ -383,23 +383,23 @@ def test_a_training_step_logs_its_loss() -> None:
         with torch.enable_grad():
             for number in range(12):
                 function(draw(number))
-        return losses, log, [one.detach() for one in net.parameters()], function
+        return losses, log, [parameter.detach() for parameter in net.parameters()], function
 
-    expected, found = run(captured=False), run(captured=True)
-    assert found[:2] == expected[:2]
-    assert all(map(torch.equal, found[2], expected[2]))
-    assert recordings(found[3]).replays >= 6
+    expected, observed = run(captured=False), run(captured=True)
+    assert observed[:2] == expected[:2]
+    assert all(map(torch.equal, observed[2], expected[2]))
+    assert recordings(observed[3]).replays >= 6
 
 
 def test_a_module_logs_in_a_method() -> None:
     def run(*, captured: bool) -> tuple[list[Any], Any]:
-        net, found = Logged(), []
+        net, results = Logged(), []
         function = capture(net) if captured else net
         for number in range(12):
             y = function(draw(number))
-            found.append((y, net.last, [*net.history["loss"]]))
-        return found, function
+            results.append((y, net.last, [*net.history["loss"]]))
+        return results, function
 
-    expected, found = run(captured=False), run(captured=True)
-    assert bits(found[0]) == bits(expected[0])
-    assert recordings(found[1]).replays >= 6
+    expected, observed = run(captured=False), run(captured=True)
+    assert bits(observed[0]) == bits(expected[0])
+    assert recordings(observed[1]).replays >= 6

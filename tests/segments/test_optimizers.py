@@ -121,9 +121,9 @@ class Step:
     def state(self) -> list[Any]:
         """Weights, gradients and the optimizer's state after a step."""
         parameters = list(self.model.parameters())
-        grads = [None if one.grad is None else one.grad.clone() for one in parameters]
+        grads = [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]
         schedule = None if self.schedule is None else self.schedule.state_dict()
-        flags = [one.training for one in self.model.modules()]
+        flags = [module.training for module in self.model.modules()]
         return [
             *parameters,
             *grads,
@@ -135,14 +135,14 @@ class Step:
         ]
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+def same(result: Any, expected: Any) -> bool:
+    if isinstance(result, Tensor):
+        return torch.equal(result, expected)
+    if isinstance(result, dict):
+        return result.keys() == expected.keys() and all(same(result[key], expected[key]) for key in result)
+    if isinstance(result, (list, tuple)):
+        return len(result) == len(expected) and all(map(same, result, expected))
+    return bool(result == expected)
 
 
 def batches(calls: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -162,11 +162,11 @@ def trained(name: str, *options: str, calls: int = CALLS) -> Any:
     for number, (x, y) in enumerate(batches(calls)):
         assert same(eager.function(x, y), function(x, y)), number
         assert same(eager.state(), ours.state()), number
-        for one in (eager, ours):
-            if one.schedule is not None and "scheduled inside" not in options:
-                one.schedule.step()
+        for step in (eager, ours):
+            if step.schedule is not None and "scheduled inside" not in options:
+                step.schedule.step()
             if "trained inside" in options:
-                one.model.eval()
+                step.model.eval()
     return function
 
 
@@ -212,7 +212,7 @@ def test_steps_of_two_optimizers_are_as_eager_and_replay() -> None:
     function = capture(ours)
     for number, (x, y) in enumerate(batches(CALLS)):
         assert torch.equal(eager(x, y), function(x, y)), number
-        assert same([one.state_dict() for one in theirs], [one.state_dict() for one in held]), number
+        assert same([holder.state_dict() for holder in theirs], [holder.state_dict() for holder in held]), number
     if REPLAYS:
         assert recordings(function).replays >= CALLS - 8, str(recordings(function))
 
@@ -236,8 +236,8 @@ def test_error_of_a_step_leaves_what_eager_leaves(when: str) -> None:
         if due:
             raise RuntimeError("no step")
 
-    for one in steps:
-        one.optimizer.register_step_pre_hook(fails) if when == "before" else one.optimizer.register_step_post_hook(
+    for step in steps:
+        step.optimizer.register_step_pre_hook(fails) if when == "before" else step.optimizer.register_step_post_hook(
             fails
         )
     for number, (x, y) in enumerate(batches(CALLS)):
@@ -246,7 +246,7 @@ def test_error_of_a_step_leaves_what_eager_leaves(when: str) -> None:
             if due:
                 with pytest.raises(RuntimeError, match="no step"):
                     function(x, y)
-                for parameter in (p for one in steps for p in one.model.parameters() if function is functions[1]):
+                for parameter in (p for step in steps for p in step.model.parameters() if function is functions[1]):
                     assert parameter.grad is not None
             else:
                 function(x, y)
@@ -266,9 +266,9 @@ def test_settings_changed_between_steps_are_used() -> None:
     eager, ours = Step(OPTIMIZERS["Adam"]), Step(OPTIMIZERS["Adam"])
     function = capture(ours.function)
     for number, (x, y) in enumerate(batches(CALLS)):
-        for one in (eager, ours):
-            one.optimizer.param_groups[0]["betas"] = (0.9 - number / 100, 0.99)
-            one.optimizer.param_groups[0]["weight_decay"] = number / 1000
+        for step in (eager, ours):
+            step.optimizer.param_groups[0]["betas"] = (0.9 - number / 100, 0.99)
+            step.optimizer.param_groups[0]["weight_decay"] = number / 1000
         assert torch.equal(eager.function(x, y), function(x, y)), number
         assert same(eager.state(), ours.state()), number
     if REPLAYS:
@@ -278,7 +278,7 @@ def test_settings_changed_between_steps_are_used() -> None:
 @pytest.mark.parametrize("name", ["AdamW fused", "SGD"])
 @pytest.mark.parametrize("kind", ["one cycle", "cyclic"])
 def test_a_schedule_of_the_momentum_too(name: str, kind: str) -> None:
-    """Adam's is in a tuple that is another object before each step."""
+    """Adam's momentum is in a tuple (``betas``), which the schedule replaces before each step."""
 
     def make(parameters: Any) -> optim.Optimizer:
         if name == "SGD":
@@ -286,17 +286,17 @@ def test_a_schedule_of_the_momentum_too(name: str, kind: str) -> None:
         return optim.AdamW(parameters, lr=0.01, fused=True)
 
     eager, ours = Step(make), Step(make)
-    for one in (eager, ours):
+    for step in (eager, ours):
         if kind == "one cycle":
-            one.schedule = optim.lr_scheduler.OneCycleLR(one.optimizer, 0.1, total_steps=2 * CALLS)  # type: ignore[assignment]
+            step.schedule = optim.lr_scheduler.OneCycleLR(step.optimizer, 0.1, total_steps=2 * CALLS)  # type: ignore[assignment]
         else:
-            one.schedule = optim.lr_scheduler.CyclicLR(one.optimizer, 0.01, 0.1, step_size_up=CALLS)  # type: ignore[assignment]
+            step.schedule = optim.lr_scheduler.CyclicLR(step.optimizer, 0.01, 0.1, step_size_up=CALLS)  # type: ignore[assignment]
     function = capture(ours.function)
     for number, (x, y) in enumerate(batches(CALLS)):
         assert torch.equal(eager.function(x, y), function(x, y)), number
         assert same(eager.state(), ours.state()), number
-        for one in (eager, ours):
-            assert one.schedule is not None
-            one.schedule.step()
+        for step in (eager, ours):
+            assert step.schedule is not None
+            step.schedule.step()
     if REPLAYS:
         assert recordings(function).replays >= CALLS - 8, str(recordings(function))

@@ -40,7 +40,7 @@ def test_body_is_as_eager_and_replays(name: str) -> None:
 def test_body_that_cannot_be_recorded_is_as_eager(name: str) -> None:
     counters = recordings(compared(PROGRAMS[name]))
     assert counters.replays < CALLS // 2
-    assert any(one.severity.name == "EAGER" for one in counters.findings)
+    assert any(finding.severity.name == "EAGER" for finding in counters.findings)
 
 
 @pytest.mark.one_in(4)
@@ -48,7 +48,7 @@ def test_body_that_cannot_be_recorded_is_as_eager(name: str) -> None:
 def test_body_is_as_eager_in_poisoned_memory(name: str) -> None:
     with config.patch(poison=True, verify="always"):
         function = compared(PROGRAMS[name], 12)
-    assert not any(one.code == "CG903" for one in recordings(function).findings)
+    assert not any(finding.code == "CG903" for finding in recordings(function).findings)
 
 
 def made_of_an_array(x: Tensor) -> Any:
@@ -64,12 +64,14 @@ def test_each_call_has_its_own_objects(body: Callable[..., Any]) -> None:
     """A caller may change what it was given: no later call sees it."""
     f, kept = capture(body), []
     for _ in range(6):
-        found, expected = (list(one.values()) if isinstance(one, dict) else one for one in (f(draw(1)), body(draw(1))))
-        assert bits(found[0]) == bits(expected[0])
-        assert repr(found[1]) == repr(expected[1])
-        kept.append(found[1])
-        found[1].add(9) if isinstance(found[1], set) else found[1].fill(9)
-    assert len({id(one) for one in kept}) == 6
+        result, expected = (
+            list(given.values()) if isinstance(given, dict) else given for given in (f(draw(1)), body(draw(1)))
+        )
+        assert bits(result[0]) == bits(expected[0])
+        assert repr(result[1]) == repr(expected[1])
+        kept.append(result[1])
+        result[1].add(9) if isinstance(result[1], set) else result[1].fill(9)
+    assert len({id(made) for made in kept}) == 6
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ BODIES = [is_any, item, nonzero, masked, experts, logged, logged_inside, drawn, 
 
 def tensors_in(result: Any) -> list[Tensor]:
     parts = result.values() if isinstance(result, dict) else result if isinstance(result, tuple) else [result]
-    return [one for one in parts if isinstance(one, Tensor) and one.requires_grad]
+    return [tensor for tensor in parts if isinstance(tensor, Tensor) and tensor.requires_grad]
 
 
 def told(result: Any) -> list[Any]:
@@ -115,12 +115,13 @@ def told(result: Any) -> list[Any]:
 
 
 def losses(model: Any, number: int, run: Callable[..., Any]) -> list[Any]:
-    """Two forward passes of different branches before a backward pass, the last one first; then one gone twice."""
+    """Two forward passes of different branches, then their backward passes, the last one first; in every fifth call the
+    other one comes twice."""
     mark_step_begin()
     model.zero_grad()
     m, x, z = model.m[0], inputs(number % 2).requires_grad_(number % 4 < 2), inputs(number % 2 + 10)
-    found = [run(m, x), run(m, z)]
-    sums = [torch.stack([one.square().sum() for one in tensors_in(result)]).sum() for result in found]
+    results = [run(m, x), run(m, z)]
+    sums = [torch.stack([tensor.square().sum() for tensor in tensors_in(result)]).sum() for result in results]
     sums[1].backward()
     sums[0].backward(retain_graph=number % 5 == 4)
     if number % 5 == 4:
@@ -128,7 +129,7 @@ def losses(model: Any, number: int, run: Callable[..., Any]) -> list[Any]:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.99)
-    return [*told(found[0]), *told(found[1]), x.grad, torch.rand(2)]
+    return [*told(results[0]), *told(results[1]), x.grad, torch.rand(2)]
 
 
 @pytest.mark.one_in(3)

@@ -229,8 +229,8 @@ def before_ways(x: Tensor, more: bool = False) -> Any:
     try:
         y = y * 2
     finally:
-        found = {"loss": loss}
-    return y, loss if y.dim() > 5 else found["loss"]
+        logged = {"loss": loss}
+    return y, loss if y.dim() > 5 else logged["loss"]
 
 
 def other_ways(x: Tensor) -> Any:
@@ -366,7 +366,7 @@ def test_earlier_results_keep_their_numbers() -> None:
     f = capture(by_name)
     found = [f(draw(number)) for number in range(8)]
     assert bits(found) == bits([by_name(draw(number)) for number in range(8)])
-    assert len({id(one) for one in found}) == len(found)
+    assert len({id(result) for result in found}) == len(found)
 
 
 def looks_up(x: Tensor, at: Tensor, table: Tensor) -> Any:
@@ -384,6 +384,6 @@ def test_a_number_that_was_read_before_an_operator_raised_is_that_of_the_call() 
     for number in range(8):
         for at in (number % 4, 9 if number > 4 else 0):
             x = torch.ones(3) * (number + at)
-            found, expected = (one(x.clone(), torch.tensor([at]), table) for one in (captured, looks_up))
-            assert bits(found) == bits(expected)
+            result, expected = (function(x.clone(), torch.tensor([at]), table) for function in (captured, looks_up))
+            assert bits(result) == bits(expected)
     assert recordings(captured).replays

@@ -67,7 +67,7 @@ class World:
             return v * 2
 
         @island
-        def same(v: Tensor) -> Tensor:
+        def unchanged(v: Tensor) -> Tensor:
             return v
 
         @island
@@ -92,7 +92,7 @@ class World:
                 raise ValueError("too large")
             return int(v[0, 0] > 0)
 
-        self.islands = [note, double, same, halves, write, write_state, noise, check]
+        self.islands = [note, double, unchanged, halves, write, write_state, noise, check]
 
 
 def _operate(v: Tensor, kind: int) -> Tensor:
@@ -138,24 +138,24 @@ def _count(values: list[Tensor], world: World, a: int, b: int, c: int) -> None:
 def _listed(values: list[Tensor], world: World, a: int, b: int, c: int) -> None:
     signs = values[a % _VALUES][0, :2].sign()
     kinds: list[Any] = [signs.tolist(), signs.cpu().numpy(), repr(signs), f"{signs[0]:.0f}"]
-    found = kinds[c % 4]
-    values[b % _VALUES] = values[b % _VALUES] * (2 if found[0] in (1.0, "1") else 3)
+    read = kinds[c % 4]
+    values[b % _VALUES] = values[b % _VALUES] * (2 if read[0] in (1.0, "1") else 3)
 
 
 def _sized(values: list[Tensor], world: World, a: int, b: int, c: int) -> None:
     v = values[a % _VALUES]
-    found = v[0][v[0] > 0] if c % 2 else (v[0] > 0).nonzero().to(v.dtype)
-    values[b % _VALUES] = values[b % _VALUES] + found.sum()
+    picked = v[0][v[0] > 0] if c % 2 else (v[0] > 0).nonzero().to(v.dtype)
+    values[b % _VALUES] = values[b % _VALUES] + picked.sum()
 
 
 def _island(values: list[Tensor], world: World, a: int, b: int, c: int) -> None:
-    found = world.islands[c % len(world.islands)](values[a % _VALUES])
-    if isinstance(found, dict):
-        found = found["rows"].sum() + found["mean"] + found["many"][0]
-    if isinstance(found, Tensor):
-        values[b % _VALUES] = found
-    elif found is not None:
-        values[b % _VALUES] = values[b % _VALUES] + found
+    result = world.islands[c % len(world.islands)](values[a % _VALUES])
+    if isinstance(result, dict):
+        result = result["rows"].sum() + result["mean"] + result["many"][0]
+    if isinstance(result, Tensor):
+        values[b % _VALUES] = result
+    elif result is not None:
+        values[b % _VALUES] = values[b % _VALUES] + result
 
 
 def _raise(values: list[Tensor], world: World, a: int, b: int, c: int) -> None:
@@ -192,7 +192,7 @@ def run(program: Drawn, *, captured: bool) -> tuple[list[Any], Any]:
     world, kept = World(), []
     function = made(program, world)
     function = capture(function) if captured else function
-    found: list[Any] = []
+    observed: list[Any] = []
     for number in program.calls:
         x, y = draw(number), draw(number + 100)
         try:
@@ -200,15 +200,15 @@ def run(program: Drawn, *, captured: bool) -> tuple[list[Any], Any]:
         except ValueError as error:
             result = str(error)
         last = None if world.last is None else bits(world.last)
-        found.append(
+        observed.append(
             (bits(result), bits([x, y]), bits(world.state), last, list(world.log), bits(world.generator.get_state()),
              bits(rng_state()))
         )  # fmt: skip
         if program.keeps:
             kept.append(result)
         del result
-    found.append(bits(kept))
-    return found, function
+    observed.append(bits(kept))
+    return observed, function
 
 
 def check(number: int) -> int:
@@ -217,8 +217,8 @@ def check(number: int) -> int:
     expected, _ = run(program, captured=False)
     set_rng_state(begin)
     with config.patch(poison=program.poison):
-        found, function = run(program, captured=True)
-    for at, (theirs, ours) in enumerate(zip(expected, found, strict=True)):
+        observed, function = run(program, captured=True)
+    for at, (theirs, ours) in enumerate(zip(expected, observed, strict=True)):
         assert ours == theirs, f"program {number}, call {at}: {program}"
     return recordings(function).replays
 
