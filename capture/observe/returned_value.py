@@ -732,6 +732,11 @@ def returned_at(reads: Sequence[str]) -> dict[int, list[tuple[str, str]]]:
     return places_by_read
 
 
+def are_read_anew(reads: Sequence[str]) -> bool:
+    """Whether the body only returns or keeps all values that the host reads: no replay compares one."""
+    return all(text.startswith(RETURNED) for text in reads)
+
+
 def is_computed(text: str) -> bool:
     """Whether the body returns what it computes of the value."""
     return _IS in text

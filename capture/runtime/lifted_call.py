@@ -20,7 +20,9 @@ from capture.key.modes import Here
 from capture.key.signature import Leaf, Leaves
 from capture.native import MISS
 from capture.observe.capture_lock import locked
+from capture.observe.returned_value import are_read_anew
 from capture.runtime import inputs, numbers, rebind, verify
+from capture.runtime.branches import replay_whole
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.checked_replay import verifies
@@ -31,7 +33,6 @@ from capture.runtime.inputs import generators_of
 from capture.runtime.matching import fitting
 from capture.runtime.noted_runs import holding
 from capture.runtime.phases import forget
-from capture.runtime.replay import replay
 from capture.runtime.replay_apart import GoesOnApart
 from capture.runtime.undone_runs import bring_to_replay
 from capture.runtime.verdict import Verdict
@@ -201,7 +202,7 @@ def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list
     """A recording that begins a step, made without a trace where there is none."""
 
     def found() -> Node | None:
-        return next((node for node in entry.nodes if node.parent is tree.root and not node.reads), None)
+        return next((node for node in entry.nodes if node.parent is tree.root and are_read_anew(node.reads)), None)
 
     if found() is None:
         call = captured.call(values, leaves)
@@ -274,7 +275,7 @@ def call_lifted(captured: Captured, by_number: ByNumber, values: Values, now: He
     if lifted.count.is_due or learned or verifies(captured):
         return _compare_numbers(captured, lifted, bound, leaves)
     run = body_run.current()
-    result = lifted.run(taken, lambda: replay(captured, node, tree, values, leaves, run))
+    result = lifted.run(taken, lambda: replay_whole(captured, node, tree, values, leaves, run))
     if lifted.is_broken:
         _lift_no_more(captured, lifted)
         return result

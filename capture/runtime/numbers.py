@@ -16,6 +16,7 @@ Values for which there are kernels of their own, or for which code above operato
 
 from __future__ import annotations
 
+import dis
 import functools
 import math
 import threading
@@ -34,6 +35,8 @@ from capture.key.modes import Here
 from capture.key.name_uses import updated_names
 from capture.key.packages import package_of
 from capture.native import MISS
+from capture.observe.returned_value import are_read_anew
+from capture.runtime.branches import replay_whole
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
@@ -42,7 +45,6 @@ from capture.runtime.noted_math import noting_math
 from capture.runtime.noted_numbers import Formula, Noting, holds_noted
 from capture.runtime.noted_runs import noted_amounts, watched_with
 from capture.runtime.payoff import clock_of
-from capture.runtime.replay import replay
 from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, Verified
 from capture.state import body_run
 from capture.state.call import Call
@@ -54,6 +56,7 @@ from capture.tree.node import Node
 from capture.tree.tree import Tree
 
 _MOST_FAMILIES = 32  # keys that are searched for a similar call
+_NAMING = frozenset(dis.hasname)
 _KEPT = frozenset({0.0, 1.0, -1.0, 0.5, -0.5, 2.0})
 _LARGEST = 1 << 53  # from there on not every whole number is a float
 _READ_IN_C = frozenset({"math", "cmath", "numpy", "decimal", "fractions", "struct", "random", "statistics", "operator",
@@ -77,8 +80,16 @@ def reads_in_c(ran: CodeRun, *, but: types.ModuleType | None = None) -> bool:
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> Sequence[str]:
-    return (*code.co_names, *code.co_freevars)
+    """Names that the code uses, but for methods that it calls without arguments alone, as ``x.numpy()``."""
+    called, others = set[str](), set[str](code.co_freevars)
+    steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")]
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
+        if step.argval in code.co_names and step.opcode in _NAMING:
+            is_called = step.opname in ("LOAD_METHOD", "LOAD_ATTR") and after is not None and after.opname == "CALL"
+            (called if is_called and after is not None and after.arg == 0 else others).add(step.argval)
+    return tuple(others | (set(code.co_names) - called))
 
 
 def _reads(name: str, value: object) -> bool:
@@ -208,7 +219,8 @@ def _noted(
     run = functools.partial(watched_with, captured, noted, dict(zip(positions, given, strict=True)))
     watched, described = run() if others_may_run() else noting_math(noting, run)
     facts, results = described.facts, [leaf for _, leaf in pytree.result_leaves(watched.result)]
-    if noting.is_read or facts.gradients or facts.host_syncs or facts.islands:
+    follows = facts.islands or not all(sync.is_compared for sync in facts.host_syncs) or not are_read_anew(facts.reads)
+    if noting.is_read or facts.gradients or follows:
         return None
     if reads_in_c(watched.ran, but=None if others_may_run() else math):
         return None
@@ -219,6 +231,13 @@ def _noted(
         return None  # the body itself puts another number there
     names_math = reads_in_c(watched.ran)
     return Watched(facts.sequence, facts.scalars, tuple(noting.formulas.values()), amounts, names_math)
+
+
+def may_lift(entry: Entry) -> bool:
+    """Whether its recordings go one way: nothing follows from what the host reads. Segments that are captured are not
+    compared with others."""
+    executes = entry.backend is not None and entry.backend.executes_recording_runs
+    return not entry.has_reads or (executes and entry.reads_anew)
 
 
 def twin_of(
@@ -234,7 +253,7 @@ def twin_of(
             candidate is entry
             or candidate.phase not in ("warm", "ready")
             or candidate.region is not None
-            or candidate.has_reads
+            or not may_lift(candidate)
         ):
             continue
         at, less = _differing(entry.key, candidate.key), lifted_of.get(id(candidate))
@@ -270,7 +289,7 @@ def changing_places(captured: Captured, entry: Entry) -> Changing | None:
     """Numbers in which alone the key of an entry differs from that of one that is, or can be, recorded."""
     entries = captured.entries()
     for candidate in entries if len(entries) <= _MOST_FAMILIES else ():
-        is_recorded = candidate.phase in ("warm", "ready") and candidate.region is None and not candidate.has_reads
+        is_recorded = candidate.phase in ("warm", "ready") and candidate.region is None and may_lift(candidate)
         if candidate.plan is None or candidate.plan.collectives:  # it takes runs that other ranks do not make
             continue
         with_state = len(candidate.key) == len(entry.key) == _WITH_STATE
@@ -469,7 +488,7 @@ class NumberComparison(Comparison):
     @override
     def _replayed(self) -> Any:
         where = self.captured, self.node, self.tree, self.call.values, self.leaves, None
-        result = self.lifted.run(self.numbers, lambda: replay(*where))
+        result = self.lifted.run(self.numbers, lambda: replay_whole(*where))
         if result is MISS:
             raise NoMemoryError("the numbers of a recording cannot be set")
         return result

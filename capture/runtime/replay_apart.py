@@ -9,10 +9,11 @@ from attrs import frozen
 
 from capture.key.signature import Leaf
 from capture.native import MISS
+from capture.runtime.branches import replay_whole
 from capture.runtime.buckets import Trim, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
-from capture.runtime.replay import Commit, replay, tell
+from capture.runtime.replay import Commit, tell
 from capture.tree.node import Node
 from capture.tree.tree import Tree
 
@@ -35,7 +36,7 @@ class GoesOnApart:
     def replay(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
         """Run a recording that was found to fit."""
         own = self.own_values()
-        result = replay(self.captured, node, tree, values if own is None else own, leaves, None)
+        result = replay_whole(self.captured, node, tree, values if own is None else own, leaves, None)
         return result if self.trim is None else self.trim(result)
 
     def tell(self, errors: list[BaseException]) -> None:
