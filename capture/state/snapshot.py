@@ -68,6 +68,8 @@ class Snapshot:
     generators: dict[int, Source] = field(factory=dict)
     namespaces: dict[int, Namespace] = field(factory=dict)
     """Classes, scopes, functions and the like, by ``id`` of what holds the names."""
+    prefixes: set[str] = field(factory=set)
+    """Those of ``namespaces``: each has one of its own."""
     states: list[tuple[Source, Any, Any]] = field(factory=list)
     """Objects whose content is not made of members, such as arrays, with that content: see ``content_of``."""
     hooks: list[tuple[Source, torch.nn.Module, tuple[tuple[Any, ...], ...]]] = field(factory=list)
@@ -318,8 +320,9 @@ def _namespace(
     mentions."""
     if id(holder) in state.namespaces:
         return []
-    while prefix and any(namespace.prefix == prefix for namespace in state.namespaces.values()):
+    while prefix and prefix in state.prefixes:
         prefix = f"{prefix[:-1]}'."
+    state.prefixes.add(prefix)
     made = state.namespaces[id(holder)] = Namespace(
         kind, holder, prefix, parent, names, tuple(names), tuple(names.values())
     )
@@ -390,6 +393,12 @@ def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
     return _attribute_sources(state, source, value)
 
 
+def _is_slot(kind: type, name: str) -> bool:
+    """Whether the class's objects have a slot by this name. A class may put a property in the place of its base's."""
+    held = next((base.__dict__[name] for base in kind.__mro__ if name in base.__dict__), None)
+    return type(held) is types.MemberDescriptorType
+
+
 def _module_members(state: Snapshot, source: Source, module: torch.nn.Module) -> list[Found]:
     state.modules.append(module)
     members, tables = members_of_module(module, source)
@@ -455,5 +464,6 @@ def _attribute_sources(found: Snapshot, source: Source, value: Any) -> list[Sour
     names = [name for name in getattr(value, "__dict__", {}) if not name.startswith("__")]
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
-        names.extend(name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))
+        named = [name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__")]
+        names.extend(name for name in named if _is_slot(type(value), name))
     return [Source("attribute", value, name, f"{source.path}.{name}", source) for name in names[:_MEMBERS_LIMIT]]
