@@ -22,6 +22,7 @@ from capture.key import numpy_arrays
 from capture.key.code_names import MISSING
 from capture.native import native
 from capture.observe.host_draws import UNKNOWN, position_of
+from capture.state.cached_results import cached_in, keeps_these, misses_of
 from capture.state.source import Source
 
 
@@ -171,17 +172,14 @@ def _property(walk: ReadWalk, value: property, path: str) -> None:
 
 
 def _cache(walk: ReadWalk, value: Any, path: str) -> None:
-    """``functools.lru_cache``: what it holds, and that no entry was added or removed."""
+    """``functools.lru_cache``: what it holds, and that no entry was added, removed or made anew."""
     walk.enter(value.__wrapped__, path)
-    info = value.cache_info()
-    read = functools.partial(_cache_state, value)
-    walk.found.guards.append(Guard("value", Source("call", read, None, f"{path}.cache_info()"), info.misses))
-    for part in gc.get_referents(value):
-        if isinstance(part, dict) and part is not value.__dict__:
-            for held in part.values():
-                walk.enter_value(held, f"{path}()")
-        elif part is not value.__wrapped__:
-            walk.enter_value(part, f"{path}()")
+    counted = functools.partial(misses_of, value)
+    walk.found.guards.append(Guard("value", Source("call", counted, None, f"{path}.cache_info()"), counted()))
+    if held := cached_in(value):
+        walk.found.guards.append(Guard("value", Source("call", keeps_these(value), None, f"{path}()"), True))
+    for part in held:
+        walk.enter_value(part, f"{path}()")
 
 
 def _context(walk: ReadWalk, value: contextvars.ContextVar[Any], path: str) -> None:
@@ -248,10 +246,6 @@ def _thread_local(walk: ReadWalk, value: threading.local, path: str) -> None:
     """A thread-local: what this thread keeps there, as each recording belongs to one thread."""
     own = value.__dict__
     walk.guard_names(own, own, walk.names.of_class(type(value)), path)
-
-
-def _cache_state(cache: Any) -> int:
-    return int(cache.cache_info().misses)
 
 
 def _is_dead(reference: weakref.ref[Any]) -> bool:

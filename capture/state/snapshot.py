@@ -26,6 +26,7 @@ from capture.key.objects import SHARDING, closed_package, has_state
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_kind import is_leaf, refuses
 from capture.native import native
+from capture.state.cached_results import cached_in, misses_of
 from capture.state.namespaces import Namespace, holds_state, is_of_users, scope_of, users_classes
 from capture.state.source import Found, Source, SourceKind, Tables, members_of_module
 from capture.torch_private.capabilities import generator_id
@@ -362,7 +363,7 @@ def content_of(value: Any) -> Any:
     if kind in (bytearray, array.array):
         return bytes(value)
     if kind is functools._lru_cache_wrapper:
-        return value.cache_info().misses
+        return misses_of(value)
     if numpy_arrays.is_memory_of_c(kind):
         return numpy_arrays.memory_of_c(value)
     if numpy_arrays.is_array_type(kind) and not value.dtype.hasobject:
@@ -390,7 +391,11 @@ def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
         if type(getattr(value, "__dict__", None)) is dict:
             state.closed.append(value)
         return []
-    return _attribute_sources(state, source, value)
+    sources = _attribute_sources(state, source, value)
+    if type(value) is functools._lru_cache_wrapper:
+        kept = enumerate(cached_in(value))
+        sources += [Source("root", one, None, f"{source.path}()[{n}]", source) for n, one in kept]
+    return sources
 
 
 def _is_slot(kind: type, name: str) -> bool:
