@@ -65,7 +65,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         )
 '''
 
-CASES = '''"""When {code} speaks, and when it keeps quiet."""
+CASES = '''"""Cases in which {code} fires, and near misses in which it does not."""
 
 from __future__ import annotations
 

@@ -317,7 +317,8 @@ def test_torch_func_transforms_run_inline() -> None:
 
 
 def test_what_is_around_a_call_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules run once for each such surrounding, not in each call; where the annotation asks for it each call raises."""
+    """Under a transform of ``torch.func`` rules run and warn in the first call alone; ``fallback="error"`` and
+    ``config.refuse`` raise in every call."""
     compiled: list[str | None] = []
 
     def counted(annotation: Any, facts: Any) -> Any:
@@ -333,7 +334,7 @@ def test_what_is_around_a_call_is_said_once(monkeypatch: pytest.MonkeyPatch) -> 
             warnings.simplefilter("error")
             for _ in range(4):
                 assert bits(torch.vmap(captured)(x)) == bits(torch.vmap(scaled)(x))
-        assert [one.code for one in recordings(captured).findings] == ["CG805"]
+        assert [finding.code for finding in recordings(captured).findings] == ["CG805"]
         reset(captured)
     assert compiled == ["a transform of torch.func"] * 2
     strict = capture(scaled, fallback="error")
@@ -408,7 +409,8 @@ def test_a_forked_child_computes_and_leaves_its_parent_alone() -> None:
 
 @pytest.mark.slow
 def test_what_torch_keeps_from_its_first_look_is_its_own() -> None:
-    """This holds in a watched body, too, such as one with a custom operator, which imports dynamo."""
+    """torch computes the list of functions that modes do not see once, when it is first asked. What is asked first in a
+    watched body, as importing dynamo does there, must be the same list."""
     script = """
         import torch
         from torch.overrides import get_default_nowrap_functions

@@ -104,7 +104,7 @@ def test_env(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     lines = [line.split() for line in shown.splitlines()]
     assert ["torch", torch.__version__] in lines
-    names = [*[one.name for one in tensor_reads.PROPERTIES], *[one.name for one in switches.SWITCHES]]
+    names = [*[read.name for read in tensor_reads.PROPERTIES], *[read.name for read in switches.SWITCHES]]
     for name in names:
         assert any(line[: len(name.split())] == name.split() and line[-1] == "ns" for line in lines), name
     assert "tensors through torch's C ABI  yes" in " ".join(shown.split()).replace("ABI yes", "ABI  yes")

@@ -40,9 +40,9 @@ def test_blocks_of_recordings_have_names(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(outputs) == 2
     assert any("sum" in name for name in outputs)
     assert sorted(frames[name]["size"] for name in outputs) == [32 * 4, 64 * 32 * 4]
-    assert any(frame["filename"] == __file__ for one in outputs for frame in frames[one]["frames"])
+    assert any(frame["filename"] == __file__ for name in outputs for frame in frames[name]["frames"])
     assert "capture: pool of recordings" in frames
-    assert all(one["total_size"] == sum(b["size"] for b in one["blocks"]) for one in snapshot["segments"])
+    assert all(segment["total_size"] == sum(b["size"] for b in segment["blocks"]) for segment in snapshot["segments"])
     assert "active_allocated" in {block["state"] for block in frames.values()}
     assert viewer.segsum(snapshot)  # torch's own code reads it
     assert kept is not None

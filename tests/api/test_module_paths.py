@@ -52,7 +52,7 @@ def test_a_report_names_them_together() -> None:
             model(torch.ones(2, 3))
     made = report()
     assert f"{__name__}.Block.forward (blocks.0-2), 3 instances" in made
-    (entry,) = (one for one in made.data.functions if one.paths == ("blocks.2",))
+    (entry,) = (function for function in made.data.functions if function.paths == ("blocks.2",))
     assert entry.recordings[0].widths == ((1, 1) if EXECUTES else ()), (
         "no operator is watched while a graph is captured"
     )

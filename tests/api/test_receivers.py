@@ -18,7 +18,7 @@ from tests.support.decorated import fresh as fresh
 
 
 def through(weight: Tensor, x: Tensor) -> Tensor:
-    """The computation of the methods below."""
+    """What all methods below compute."""
     return torch.relu(x @ weight) + 1
 
 

@@ -1,4 +1,4 @@
-"""What ``DataParallel`` makes of captured modules: a replica runs on its own tensors, not on those of the original."""
+"""Captured modules in ``DataParallel``: a replica runs on its own tensors, not on those of the original."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.support.processes import run_python
 
 
 def replicated(module: nn.Module) -> Any:
-    """Copies of a module, as ``torch.nn.parallel.replicate`` makes them, with doubled parameters in place of another
-    device."""
+    """A replica as ``torch.nn.parallel.replicate`` makes it. Its parameters are the doubled ones, where a real replica
+    has those of another device."""
     modules = list(module.modules())
-    replicas = [each._replicate_for_data_parallel() for each in modules]
+    replicas = [part._replicate_for_data_parallel() for part in modules]
     for original, replica in zip(modules, replicas, strict=True):
         for name, child in original._modules.items():
             if child is not None:

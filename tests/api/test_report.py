@@ -33,12 +33,12 @@ def test_a_report_as_text_page_and_json(tmp_path: Path, capsys: pytest.CaptureFi
         captured(x)
     made = report(html=tmp_path / "r.html", json=tmp_path / "r.json")
     run = loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    (one,) = (one for one in run.functions if one.function == "shown in a report")
-    assert dict(one.calls) == recordings(captured).calls()
-    assert (one.total, one.eager_timed, one.replays_timed) == (41, 1, 1)
-    assert one.gain is not None
-    assert one.recordings[0].operators == 2
-    assert one.recordings[0].guards
+    (entry,) = (entry for entry in run.functions if entry.function == "shown in a report")
+    assert dict(entry.calls) == recordings(captured).calls()
+    assert (entry.total, entry.eager_timed, entry.replays_timed) == (41, 1, 1)
+    assert entry.gain is not None
+    assert entry.recordings[0].operators == 2
+    assert entry.recordings[0].guards
     assert "shown in a report" in made
     assert "shown in a report" in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert made._repr_html_().startswith("<iframe srcdoc=")
@@ -48,7 +48,8 @@ def test_a_report_as_text_page_and_json(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_branch_has_its_own_number_of_operators() -> None:
-    """The plan that is there last is that of one branch."""
+    """A function keeps one plan, that of the branch that was recorded last; operators are counted for each
+    recording."""
 
     @capture(name="of two branches")
     def branching(x: torch.Tensor) -> torch.Tensor:
@@ -58,14 +59,14 @@ def test_a_branch_has_its_own_number_of_operators() -> None:
     small, large = torch.zeros(3), torch.ones(3) * 9
     for x in (small, small, small, large, large, large, small):
         branching(x)
-    (one,) = (one for one in report().data.functions if one.function == "of two branches")
-    told = {recording.operators for recording in one.recordings}
+    (entry,) = (entry for entry in report().data.functions if entry.function == "of two branches")
+    told = {recording.operators for recording in entry.recordings}
     assert told == {size.num_ops for size in recordings(branching).sizes}
-    assert len(told) == len(one.recordings) == 2
+    assert len(told) == len(entry.recordings) == 2
 
 
 def test_the_place_of_a_function_is_its_def() -> None:
-    """Not the first of its decorators, which says nothing of it."""
+    """The line of ``def``, not that of the first decorator, where ``co_firstlineno`` points."""
 
     @capture(
         name="below its decorators",
@@ -76,8 +77,8 @@ def test_the_place_of_a_function_is_its_def() -> None:
         return torch.relu(x)
 
     below(torch.ones(3))
-    (one,) = (one for one in report().data.functions if one.function == "below its decorators")
-    line = int(one.defined_at.rpartition(":")[2])
+    (entry,) = (entry for entry in report().data.functions if entry.function == "below its decorators")
+    line = int(entry.defined_at.rpartition(":")[2])
     assert Path(__file__).read_text(encoding="utf-8").splitlines()[line - 1].lstrip().startswith("def below(")
 
 
@@ -122,10 +123,10 @@ def test_a_trace_has_the_recordings(tmp_path: Path) -> None:
     for _ in range(20):
         captured(torch.ones(3))
     assert trace(tmp_path / "t.json") >= 3
-    found = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["traceEvents"]
-    ours = [one for one in found if one.get("args", {}).get("function") == "traced"]
-    assert {"observe", "record", "replay"} <= {one["name"] for one in ours}
-    begins = {one["name"]: one["ts"] for one in ours}
+    events = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["traceEvents"]
+    of_traced = [event for event in events if event.get("args", {}).get("function") == "traced"]
+    assert {"observe", "record", "replay"} <= {event["name"] for event in of_traced}
+    begins = {event["name"]: event["ts"] for event in of_traced}
     assert begins["observe"] < begins["record"] < begins["replay"]  # of one clock
 
 
@@ -149,7 +150,7 @@ def test_the_cache_is_listed_and_cleared(tmp_path: Path, capsys: pytest.CaptureF
         assert main(["cache", "clear"]) == 0
     shown = capsys.readouterr().out
     assert "   2.0 KiB  f-1.json\n1 plan, 2.0 KiB, in " in shown
-    assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_rule_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +188,7 @@ def test_logs_go_to_the_loggers_of_the_application(caplog: pytest.LogCaptureFixt
         for _ in range(3):
             captured(torch.ones(3))
         said = ["record logged"] if EXECUTES else ["instantiate logged", "record logged"]
-        assert [one.message.split(":")[0] for one in caplog.records if "logged" in one.message] == said
+        assert [record.message.split(":")[0] for record in caplog.records if "logged" in record.message] == said
         with pytest.raises(ValueError, match="known: all, runtime"):
             set_logs("recording")
     finally:

@@ -48,22 +48,22 @@ def test_row_177_disabling_reaches_everything_inside() -> None:
     net = capture(nn.Linear(4, 4).requires_grad_(False))
 
     @capture
-    def both(x: Tensor) -> Tensor:
+    def net_and_function(x: Tensor) -> Tensor:
         y: Tensor = net(outer(x))
         return y
 
     with config.patch(enabled=False):
         for i in range(4):
             x = rand(4, seed=i)
-            same(both(x), eager(both, x))
+            same(net_and_function(x), eager(net_and_function, x))
             same(net(x), nn.functional.linear(x, net.weight, net.bias))
     assert total() == 0
-    assert counts(both) == counts(net) == counts(inner) == (0, 0, 0, 0)
+    assert counts(net_and_function) == counts(net) == counts(inner) == (0, 0, 0, 0)
     for i in range(4):
         x = rand(4, seed=i)
         with config.patch(enabled=False):
-            expected = eager(both, x)
-        same(both(x), expected)
+            expected = eager(net_and_function, x)
+        same(net_and_function(x), expected)
     assert descendants() == [0]
 
 
@@ -100,11 +100,11 @@ def test_row_178_decorating_is_what_enables() -> None:
 
 def test_row_178_a_module_instance_is_enabled_alone() -> None:
     """``capture(module)`` records this instance's forward and no other one's of its class."""
-    one, two = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4).requires_grad_(False)
-    capture(one)
+    enabled, plain = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4).requires_grad_(False)
+    capture(enabled)
     for i in range(3):
         x = rand(4, seed=i)
-        for net in (one, two):
+        for net in (enabled, plain):
             same(net(x), nn.functional.linear(x, net.weight, net.bias))
     assert total() == 1
 
@@ -118,7 +118,7 @@ def test_row_185_captured_in_captured_is_inlined() -> None:
     assert counts(outer) == (1, 1, 3, 0)
     assert counts(inner)[1:3] == counts(middle)[1:3] == (0, 0)
     assert times("inner") == 4
-    assert "CG801" in [one.code for one in recordings(outer).findings]
+    assert "CG801" in [finding.code for finding in recordings(outer).findings]
 
 
 def test_row_185_inner_function_keeps_its_own_recordings() -> None:
@@ -155,7 +155,7 @@ def test_row_186_foreign_modes_run_inline() -> None:
     with Nothing():
         same(f(x), x @ x)
     with pytest.warns(CaptureWarning, match="CG805"):
-        same(torch.vmap(f)(x.expand(2, 4, 4)), torch.vmap(lambda one: one @ one)(x.expand(2, 4, 4)))
+        same(torch.vmap(f)(x.expand(2, 4, 4)), torch.vmap(lambda matrix: matrix @ matrix)(x.expand(2, 4, 4)))
     assert times("f") == 5
     same(f(x), x @ x)
     assert (times("f"), total()) == (5, 1)
@@ -338,7 +338,7 @@ def test_row_184_plan_of_another_world_is_refused(tmp_path: Path, name: str) -> 
 
     f(rand(4))
     assert save_plans(tmp_path) >= 1
-    (file,) = [one for one in tmp_path.iterdir() if "refused" in one.name]
+    (file,) = [path for path in tmp_path.iterdir() if "refused" in path.name]
     data = json.loads(file.read_text(encoding="utf-8"))
     assert data["fingerprint"][name]
     data["fingerprint"][name] = "another"
@@ -349,7 +349,7 @@ def test_row_184_plan_of_another_world_is_refused(tmp_path: Path, name: str) -> 
         same(f(rand(4, seed=i)), rand(4, seed=i) * 2 + 1)
     assert recordings(f).observations == 1
     said = [reason for _, reason in report.stale]
-    said += [one.detail for one in recordings(f).events if one.kind == "plan-stale"]
+    said += [event.detail for event in recordings(f).events if event.kind == "plan-stale"]
     assert len(said) == 1
     assert name in said[0]
 

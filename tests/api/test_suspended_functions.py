@@ -1,4 +1,4 @@
-"""Generator and coroutine functions come back as they are: what works without the decorator works with it."""
+"""The decorator gives generator and coroutine functions back unchanged, with one finding that says so."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ X = torch.arange(4.0)
 
 
 def doubled(x: Tensor) -> Generator[Tensor, float, str]:
-    """Takes a number at each step."""
+    """A generator that takes a factor at each step."""
     number = 1.0
     for _ in range(3):
         number = (yield x * number) or 2.0
@@ -49,13 +49,13 @@ KINDS: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 def again(function: Any) -> Any:
-    """A copy of the function, of which the library knows nothing yet."""
+    """A copy of the function, which the library has not seen yet: it reports each function once."""
     return types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
 
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> tuple[Callable[..., Any], str]:
-    """A function that is not known yet, and what its calls give."""
+    """A function that the library has not seen yet, and what its calls give, in the message's words."""
     function, gives = KINDS[request.param]
     return again(function), gives
 
@@ -65,11 +65,11 @@ def test_it_comes_back_as_it_is_with_one_finding(kind: tuple[Callable[..., Any],
     with pytest.warns(CaptureWarning) as said:
         same = capture(function)
     assert same is function
-    (text,) = [str(one.message) for one in said]
+    (text,) = [str(warning.message) for warning in said]
     assert f"CG209 suspended-function: it is a function whose calls give {gives}" in text
     assert "capture the function that does the work between two" in text
     assert said[0].filename == __file__
-    assert [one.code for one in recordings(same).findings] == ["CG209"]
+    assert [finding.code for finding in recordings(same).findings] == ["CG209"]
     assert "CG209" in str(report())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a coroutine that nobody awaits
@@ -93,10 +93,10 @@ def test_it_runs_as_before() -> None:
         assert over.value.value == "over"
         assert bits(asyncio.run(answer(X))) == bits(X * 3)
 
-        async def all_of() -> list[Any]:
+        async def gathered() -> list[Any]:
             return [bits(one) async for one in stream(X)]
 
-        assert asyncio.run(all_of()) == [bits(X + number) for number in range(3)]
+        assert asyncio.run(gathered()) == [bits(X + number) for number in range(3)]
     assert inspect.isgeneratorfunction(steps)
     assert inspect.iscoroutinefunction(answer)
     assert inspect.isasyncgenfunction(stream)

@@ -106,7 +106,7 @@ def test_a_block_of_replays_passes() -> None:
     f, g = capture(body), capture(Mlp())
     x = torch.randn(2, 8)
     with torch.no_grad():
-        for _ in range(2):  # a recording belongs to the path it was made on: the block goes the same way
+        for _ in range(2):  # recordings belong to the order of the calls in a step, which the block repeats
             mark_step_begin()
             f(x), g(x)
         with assert_only_replays(f, g):

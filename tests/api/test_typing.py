@@ -27,13 +27,13 @@ def reported() -> dict[Source, list[tuple[str, str]]]:
         cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    found: dict[Source, list[tuple[str, str]]] = {}
+    errors: dict[Source, list[tuple[str, str]]] = {}
     for line in done.stdout.splitlines():
         match = REPORTED.match(line)
         if match:
             place = (Path(match["file"]).name, int(match["line"]))
-            found.setdefault(place, []).append((match["code"] or "", match["text"]))
-    return found
+            errors.setdefault(place, []).append((match["code"] or "", match["text"]))
+    return errors
 
 
 def expected_errors() -> dict[Source, str]:

@@ -1,4 +1,5 @@
-"""Warm-up of many cases: the largest first, no trace, what cannot be recorded stops nothing; and its progress bar."""
+"""Warm-up of many cases: the largest goes first, nothing of the user's changes, a case that cannot be recorded does not
+stop the others; and its progress bar."""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ print(recordings(f).recordings, recordings(f).replays)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["enable_grad", "inference_mode"])
 def test_the_first_thing_that_a_process_does(mode: str) -> None:
-    """No call before it has brought torch's switches to where they stay, or asked how torch lays out its nodes."""
+    """A warm-up before any other call: nothing has set torch's switches yet, or asked how torch lays out its nodes."""
     command = [sys.executable, "-W", "ignore", "-c", FIRST, str(DEVICE), mode]
     environment = {**os.environ, "CAPTURE_CACHE": "0"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -342,7 +343,7 @@ def test_one_call_respects_max_recordings_too() -> None:
 
 
 def test_a_place_in_the_tree_has_its_own_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "MOST_OWNED", 0)  # else ``first``, which was recorded before, gives copies
+    monkeypatch.setattr(record, "MOST_OWNED", 0)  # else ``first`` gives copies, and ``second`` has no place below it
     first, second = capture(body, max_recordings=10), capture(torch.tanh, max_recordings=1)
     for _ in range(3):
         first(x_of(2))
@@ -368,7 +369,7 @@ def test_what_cannot_be_recorded_does_not_stop_the_others() -> None:
     assert (raised.code, raised.reason) == (None, "LookupError: no three")
     assert synced.code == "CG201"
     assert len(caught) == 2, "the rule's message, and one for what raised"
-    text = next(str(one.message) for one in caught if "LookupError" in str(one.message))
+    text = next(str(warning.message) for warning in caught if "LookupError" in str(warning.message))
     assert "1 of 5 cases" in text
     assert "LookupError: no three" in text
     assert "float32[3, 4]" in text

@@ -1,4 +1,4 @@
-"""What ``scripts/count_structure.py`` counts stays within its limits, and each count sees what it is there for."""
+"""What ``scripts/count_structure.py`` counts stays within its limits, and each count finds a planted case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_counts_stay_within_their_limits(tree: Tree, name: str) -> None:
 
 
 def package(tmp_path: Path, **files: str) -> Tree:
-    """A tree of these files: ``key__a`` is ``capture/key/a.py``, and packages are made."""
+    """A tree of these files: ``key__a`` is ``capture/key/a.py``. Each folder gets an ``__init__.py``."""
     for name, text in files.items():
         path = tmp_path / "capture" / f"{name.replace('__', '/')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)

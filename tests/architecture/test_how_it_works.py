@@ -1,6 +1,6 @@
 """``docs/how-it-works.md`` is true: its files exist, its functions are called in its order, its picture is up to date.
 
-All names are in the page. Who renames a function that it names changes the page, and nothing here.
+The names are read from the page: who renames such a function changes the page, and nothing here.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def named(call: int, subject: str) -> list[str]:
 
 def calls_of(run: Callable[[], object]) -> list[str]:
     """Python functions of the library that ``run`` calls, in order, as the page writes them."""
-    found: list[str] = []
+    names: list[str] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(f"{PACKAGE}/"):
             module = Path(code.co_filename).relative_to(PACKAGE).with_suffix("").parts
-            found.append(".".join((*module, code.co_qualname)))
+            names.append(".".join((*module, code.co_qualname)))
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -53,7 +53,7 @@ def calls_of(run: Callable[[], object]) -> list[str]:
         run()
     finally:
         sys.setprofile(before)
-    return found
+    return names
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +66,11 @@ def traces() -> Iterator[dict[str, list[list[str]]]]:
     scope["net"].to("cpu")
     inputs = {"score": torch.ones(3, device="cpu"), "net": torch.ones(2, 4, device="cpu")}
     with config.patch(cache=False, verify="off", poison=False, enabled=True), torch.no_grad():
-        found = {}
+        calls = {}
         for subject in SUBJECTS:
             function, x = scope[subject], inputs[subject]
-            found[subject] = [calls_of(lambda: function(x)) for _ in range(5)]  # noqa: B023 - called at once
-        yield found
+            calls[subject] = [calls_of(lambda: function(x)) for _ in range(5)]  # noqa: B023 - called at once
+        yield calls
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)

@@ -1,4 +1,4 @@
-"""Rules, plans and reports open on a laptop without torch."""
+"""Rules, plans and reports can be read where torch is not installed."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def dealt() -> list[Case]:
 
 
 def test_of_three_cases_one_is_quick() -> None:
-    """Counted for each test by itself: one with a single case stays quick, one without the mark is left alone."""
+    """``one_in(3)`` leaves every third case of a test quick, the first always. Tests without the mark stay quick."""
     quick = [one.nodeid for one in dealt() if not one.marks]
     assert len([name for name in quick if name.startswith("a[")]) == 7
     assert quick[7:] == ["b[0]", "c[1]", "c[2]"]
@@ -58,7 +58,8 @@ def test_of_three_cases_one_is_quick() -> None:
 
 
 def test_quick_cases_have_all_values_of_a_parameter() -> None:
-    """A parameter with two values has four cases and runs every fourth, or has three and runs every third."""
+    """The cases that stay quick have every residue by 2 and by 3: they step through no parameter's values in its
+    rhythm."""
     numbers = [number for number, one in enumerate(dealt()[:20]) if not one.marks]
     assert {number % 2 for number in numbers} == {0, 1}
     assert {number % 3 for number in numbers} == {0, 1, 2}

@@ -1,4 +1,4 @@
-"""What every file keeps to, by its syntax tree: who may say ``torch._``, comments that hide nothing, annotations."""
+"""What every file's syntax tree keeps to: who may name ``torch._``, comments, annotations, imports."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def dotted(node: ast.expr) -> list[str] | None:
 
 def private_torch_names(tree: ast.Module) -> list[tuple[ast.AST, str]]:
     """Places where a file names something private of torch: by import, by attribute, by ``getattr`` or a string."""
-    found: list[tuple[ast.AST, str]] = []
+    places: list[tuple[ast.AST, str]] = []
     names = torch_names(tree)
     for statement in imports(tree):
-        found.extend(
+        places.extend(
             (statement, module)
             for module in dict.fromkeys(imported_modules(statement))
             if module.split(".")[0] == "torch" and any(map(is_private, module.split(".")))
@@ -93,17 +93,17 @@ def private_torch_names(tree: ast.Module) -> list[tuple[ast.AST, str]]:
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             parts = dotted(node.value)
             if parts and parts[0] in names:
-                found.append((node, ".".join([names[parts[0]], *parts[1:], node.attr])))
+                places.append((node, ".".join([names[parts[0]], *parts[1:], node.attr])))
         elif isinstance(node, ast.Call):
             called = (dotted(node.func) or [""])[-1]
             texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
             if called in ("import_module", "__import__", "find_spec"):
-                found.extend((node, text) for text in texts if re.match(r"torch(\.\w+)*\._", text))
+                places.extend((node, text) for text in texts if re.match(r"torch(\.\w+)*\._", text))
             elif called in ("getattr", "hasattr", "setattr", "delattr") and node.args:
                 parts = dotted(node.args[0])
                 if parts and parts[0] in names:
-                    found.extend((node, f"{'.'.join(parts)}.{text}") for text in texts if is_private(text))
-    return found
+                    places.extend((node, f"{'.'.join(parts)}.{text}") for text in texts if is_private(text))
+    return places
 
 
 @pytest.mark.parametrize(
@@ -168,13 +168,13 @@ BLANKET = re.compile(r"type:\s*ignore(?!\[)|noqa(?!:)")
 
 def test_comments_promise_and_hide_nothing() -> None:
     """No unfinished work in comments (file an issue), no ``type: ignore`` or ``noqa`` without its code."""
-    found = [
+    hiding = [
         f"{path.relative_to(ROOT)}:{line} {comment}"
         for path in sources(*CHECKED_FOLDERS)
         for line, comment in comments(path.read_text(encoding="utf-8"))
         if UNFINISHED.search(comment) or BLANKET.search(comment)
     ]
-    assert not found, "\n  ".join(["these comments hide something:", *found])
+    assert not hiding, "\n  ".join(["these comments hide something:", *hiding])
 
 
 @pytest.mark.parametrize("comment", ["# type: ignore", "# noqa", "# type:ignore  # later", "x = 1  # TODO: finish"])
@@ -218,8 +218,9 @@ STAGES = (
 
 
 def test_a_call_imports_nothing_of_the_library() -> None:
-    """A signal may end an import in the middle, and another thread that waits for it goes on with half a module."""
-    found = [
+    """No function on the way of a call imports: a signal may end the import in the middle, and another thread that
+    waits for it goes on with half a module."""
+    places = [
         place(path, node)
         for stage in STAGES
         for path in sources(f"capture/{stage}")
@@ -228,4 +229,4 @@ def test_a_call_imports_nothing_of_the_library() -> None:
         for node in imports(function)
         if any(name.partition(".")[0] == "capture" for name in imported_modules(node))
     ]
-    assert found == []
+    assert places == []

@@ -1,4 +1,4 @@
-"""Objects are told while threads add and lose others."""
+"""The list of living objects stays right while threads add objects and lose them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from capture.core.alive import Alive
 
 
 class Thing:
-    """Takes a weak reference."""
+    """An object that weak references can point at."""
 
 
 def test_those_that_live_in_order() -> None:
     alive: Alive[Thing] = Alive()
     things = [Thing() for _ in range(4)]
-    for one in things:
-        alive.add(one)
+    for thing in things:
+        alive.add(thing)
     assert alive.all() == things
     alive.discard(things[1])
     alive.discard(things[1])
@@ -33,13 +33,13 @@ def test_threads_add_while_others_ask() -> None:
                 kept = Thing()
                 alive.add(kept)
                 assert kept in alive.all()
-        except BaseException as error:  # noqa: BLE001 - told below
+        except BaseException as error:  # noqa: BLE001 - asserted below
             failed.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not failed
     assert alive.all() == []

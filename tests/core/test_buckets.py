@@ -63,13 +63,13 @@ def test_a_dim_is_checked_where_it_is_written(rungs: Any) -> None:
 
 def test_dims_are_one_symbol_and_others_are_their_own() -> None:
     batch = Dim((1, 2, 4), name="batch")
-    found = buckets(buckets={"x": {0: batch, 1: (8, 16)}, "mask": {0: batch, -1: (8, 16)}}, fill={"mask": 1})
-    assert [one.name for one in found.symbols] == ["batch", "x.1", "mask.-1"]
-    assert [(one.path, one.dims, one.fill) for one in found.arguments] == [
+    compiled = buckets(buckets={"x": {0: batch, 1: (8, 16)}, "mask": {0: batch, -1: (8, 16)}}, fill={"mask": 1})
+    assert [symbol.name for symbol in compiled.symbols] == ["batch", "x.1", "mask.-1"]
+    assert [(argument.path, argument.dims, argument.fill) for argument in compiled.arguments] == [
         ("x", ((0, 0), (1, 1)), 0),
         ("mask", ((0, 0), (-1, 2)), 1),
     ]
-    assert found.num_rungs() == 12
+    assert compiled.num_rungs() == 12
 
 
 def test_recordings_are_allowed_for_the_ladders() -> None:
@@ -106,16 +106,16 @@ def test_a_ladder_pads_least_of_all() -> None:
     for _ in range(40):
         sizes = {size: rng.randint(1, 9) for size in rng.sample(range(1, 20), rng.randint(1, 7))}
         rungs = rng.randint(1, 5)
-        found = ladder(sizes, rungs=rungs)
-        assert found[-1] == max(sizes)
-        assert list(found) == sorted(set(found))
-        assert len(found) <= rungs
+        best = ladder(sizes, rungs=rungs)
+        assert best[-1] == max(sizes)
+        assert list(best) == sorted(set(best))
+        assert len(best) <= rungs
         every = (
-            (*one, max(sizes))
+            (*smaller, max(sizes))
             for count in range(min(rungs, len(sizes)))
-            for one in itertools.combinations(sorted(sizes)[:-1], count)
+            for smaller in itertools.combinations(sorted(sizes)[:-1], count)
         )
-        assert padding(sizes, found) == min(padding(sizes, one) for one in every)
+        assert padding(sizes, best) == min(padding(sizes, possible) for possible in every)
 
 
 @pytest.mark.parametrize(("sizes", "rungs"), [({}, 3), ({0: 2}, 3), ({3: 1}, 0), ({3: 0}, 2)])

@@ -1,4 +1,4 @@
-"""Settings: where they come from, which one counts, and what is said of wrong ones. No torch."""
+"""Settings: where they come from, which one counts, and what is said of wrong ones. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from capture.core.config import Config, _from_environment, settings_file
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with settings, in a folder of which this process is; no settings in the environment."""
+    """A project with settings, whose folder is the working directory; no settings in the environment."""
     for name in [name for name in os.environ if name.startswith("CAPTURE_")]:
         monkeypatch.delenv(name)
     inside = tmp_path / "src" / "model"

@@ -46,7 +46,7 @@ def bodies() -> dict[str, Callable[..., Any]]:
     def draws(x: Tensor) -> Tensor:
         return x + torch.rand_like(x) + random.random()
 
-    return {one.__name__: one for one in (plain, writes, branches, raises, grows, draws)}
+    return {body.__name__: body for body in (plain, writes, branches, raises, grows, draws)}
 
 
 @pytest.mark.one_in(3)
@@ -97,7 +97,7 @@ def test_what_each_kind_is() -> None:
 
 
 def test_calls_add_up_where_recordings_are_dropped() -> None:
-    """The line for people still says what was recorded."""
+    """``str(recordings(f))`` still says how often it recorded, and its kinds of calls add up to all calls."""
     layers = [nn.Linear(4, 4) for _ in range(3)]
 
     @capture

@@ -1,4 +1,4 @@
-"""The time log: what is timed, with how many bytes, and that it shows in profiler traces."""
+"""The log of events: what is timed, how many bytes it has, and that it shows in profiler traces."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_a_timed_block_has_time_bytes_and_detail() -> None:
         timed.nbytes, timed.detail = 7, "3 nodes"
     with pytest.raises(LookupError), log.timed("restore", "half", nbytes=9):
         raise LookupError
-    assert [(one.kind, one.function, one.detail, one.nbytes) for one in log.events] == [
+    assert [(event.kind, event.function, event.detail, event.nbytes) for event in log.events] == [
         ("instantiate", "f", "graph 1", 5),
         ("create", "f", "3 nodes", 7),
         ("restore", "f", "half", 9),
     ]
-    assert all(one.ms > 0 and one.at > 0 for one in log.events)
+    assert all(event.ms > 0 and event.at > 0 for event in log.events)
 
 
 def test_events_are_printed_with_time_and_bytes(
@@ -90,24 +90,24 @@ def test_the_log_is_handed_out_frozen_and_in_order() -> None:
     for _ in range(3):
         captured(torch.ones(2))
     events = recordings(captured).events
-    assert [type(one) for one in events] == [Event] * len(events)
+    assert [type(event) for event in events] == [Event] * len(events)
     parts = () if EXECUTES else ("checkpoint", "create", "instantiate")  # CUDA lays the pool out each time
-    kinds = [one.kind for one in events if one.kind not in parts]
+    kinds = [event.kind for event in events if event.kind not in parts]
     assert kinds in (["observe", "plan", "record"], ["observe", "record"])
-    assert [one.at for one in events] == sorted(one.at for one in events)
+    assert [event.at for event in events] == sorted(event.at for event in events)
     with pytest.raises(AttributeError):
         events[0].ms = 1.0  # type: ignore[misc]
 
 
 def test_timed_blocks_and_recordings_are_ranges_in_a_trace() -> None:
     captured = capture(body, name="my.module.fn", warmup=2)
-    other = capture(body, name="other")
+    second = capture(body, name="other")
     with profile(activities=[ProfilerActivity.CPU]) as run:
         for _ in range(2):
             for _ in range(4):
                 mark_step_begin()
                 captured(torch.ones(2))
-            warmup(other)(torch.ones(3))
+            warmup(second)(torch.ones(3))
     all_names = ranges(run)
     names = [name for name in all_names if not name.startswith("capture::replay ")]
     if not EXECUTES:  # CUDA lays the pool out before each recording
@@ -133,9 +133,9 @@ def test_a_range_closes_when_the_body_raises() -> None:
             captured(torch.ones(2))
         torch.ones(3) + 1
     events: Any = run.events()
-    (ours,) = [one for one in events if one.name == "capture::observe fails"]
-    (add,) = [one for one in events if one.name == "aten::add"]
-    assert ours.time_range.end <= add.time_range.start
+    (observe,) = [event for event in events if event.name == "capture::observe fails"]
+    (add,) = [event for event in events if event.name == "aten::add"]
+    assert observe.time_range.end <= add.time_range.start
 
 
 class Scale(torch.nn.Module):
@@ -164,11 +164,11 @@ def test_a_replay_is_a_range_with_the_names_of_module_and_function(reads: bool) 
             scale(torch.ones(2))
     assert recordings(scale.forward).replays == before + 3
     assert ranges(run) == [f"capture::replay {__name__}.Scale.forward"] * 3
-    operators = [one for one in run.events() if one.name == "aten::mul"]
-    replays = [one for one in run.events() if one.name.startswith("capture::")]
+    operators = [event for event in run.events() if event.name == "aten::mul"]
+    replays = [event for event in run.events() if event.name.startswith("capture::")]
     assert all(
-        any(outer.time_range.start <= one.time_range.start <= outer.time_range.end for outer in replays)
-        for one in operators
+        any(outer.time_range.start <= operator.time_range.start <= outer.time_range.end for outer in replays)
+        for operator in operators
     )
 
 
@@ -227,11 +227,12 @@ def test_the_probe_tells_a_running_profiler() -> None:
 
 
 def test_a_counter_is_said_in_one_place() -> None:
-    """Where it is counted is the other: who shows them takes the names from there."""
-    names = {one.name for one in attrs.fields(Counters)}
-    assert names <= {one.name for one in attrs.fields(Recordings)}
-    others = ("budget.py", "facts.py", "entry.py")  # of efforts and branches, which have names like counters
-    paths = [path for path in Path(_events.__file__).parents[1].rglob("*.py") if path.name not in others]
+    """A counter's name is declared once in the package, beside where it is counted; all that shows it reads that
+    list."""
+    names = {field.name for field in attrs.fields(Counters)}
+    assert names <= {field.name for field in attrs.fields(Recordings)}
+    of_other_things = ("budget.py", "facts.py", "entry.py")  # of efforts and branches, which have names like counters
+    paths = [path for path in Path(_events.__file__).parents[1].rglob("*.py") if path.name not in of_other_things]
     text = "".join(path.read_text(encoding="utf-8") for path in paths)
     for name in names:
         assert text.count(f"\n    {name}: int") == 1, name
@@ -243,12 +244,12 @@ def test_counters_of_all_instances_are_added_up() -> None:
         def step(self, x: Tensor) -> Tensor:
             return torch.relu(x) * 2
 
-    for instance in (one := Twice(), other := Twice()):
+    for instance in (first := Twice(), second := Twice()):
         for _ in range(4):
             instance.step(torch.ones(2))
     counted = recordings(Twice.step)
     assert (counted.observations, counted.recordings, counted.replays, counted.body_runs) == (2, 2, 4, 4)
-    assert counted.replays == recordings(one.step).replays + recordings(other.step).replays
-    assert str(recordings(one.step)).endswith(": 4 calls: 2 replayed, 1 recorded, 1 watched; 1 recording")
+    assert counted.replays == recordings(first.step).replays + recordings(second.step).replays
+    assert str(recordings(first.step)).endswith(": 4 calls: 2 replayed, 1 recorded, 1 watched; 1 recording")
     assert str(counted).endswith(": 8 calls: 4 replayed, 2 recorded, 2 watched; 2 recordings")
     assert any("Twice.step, 2 instances" in line and "50 %" in line for line in report().splitlines())

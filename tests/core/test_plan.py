@@ -1,4 +1,4 @@
-"""The plan on disk: the same bytes for the same plan, and a named reason for every text that is none."""
+"""The plan on disk: the same bytes for the same plan, and a named reason for every text that is no plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plan() -> CapturePlan:
 
 
 def test_plan_on_file() -> None:
-    """A refactoring leaves this file as it is."""
+    """The file on disk changes with the format alone, not with a refactoring."""
     check_golden("plan/decoder.json", dumps(plan()))
 
 

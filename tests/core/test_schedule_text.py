@@ -1,4 +1,4 @@
-"""The line that tells how the kernels of a recording are ordered."""
+"""The line of a report that says how the kernels of a recording are ordered."""
 
 from __future__ import annotations
 

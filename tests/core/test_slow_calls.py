@@ -1,4 +1,4 @@
-"""A first call that takes long says so on a terminal, and nowhere else."""
+"""A first call that takes long shows its progress on a terminal, and nowhere else."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def said(stderr: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
     captured = capture(slow, name="f")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", stderr)
-        found = [captured(torch.ones(2)) for _ in range(5)]
-    assert all(torch.equal(one, torch.full((2,), 3.0)) for one in found)
+        results = [captured(torch.ones(2)) for _ in range(5)]
+    assert all(torch.equal(result, torch.full((2,), 3.0)) for result in results)
     counts = recordings(captured)
     told = counts, [(event.kind, event.detail) for event in counts.events]
     assert (counts.recordings, counts.findings) == (1 + AGAIN, ()), told

@@ -73,10 +73,10 @@ def train(rank: int, wrap: Wrap, what: str) -> tuple[list[Tensor], list[str], li
         for number in range(STEPS):
             mark_step_begin()
             values.append(run(*batch(rank, number)).clone())
-    weights: list[Any] = [one.detach() for one in model.parameters()]
-    values += [one.full_tensor() if hasattr(one, "full_tensor") else one for one in weights]
+    weights: list[Any] = [parameter.detach() for parameter in model.parameters()]
+    values += [weight.full_tensor() if hasattr(weight, "full_tensor") else weight for weight in weights]
     counted: dict[str, list[Any]] = {"nothing": [], "blocks": blocks, "step": [run]}
-    return values, said(caught), [recordings(one) for one in counted[what]]
+    return values, said(caught), [recordings(function) for function in counted[what]]
 
 
 def replicated(**options: Any) -> Wrap:
@@ -92,7 +92,7 @@ def sharded(layers: nn.Sequential, mesh: DeviceMesh | None = None, **options: An
 
 
 def in_two_dimensions(shape: tuple[int, int]) -> Wrap:
-    """Split by columns and rows, and what is split sharded."""
+    """Tensor parallelism by columns and rows in one dimension of the mesh, sharding in the other."""
 
     def wrap(layers: nn.Sequential) -> nn.Module:
         mesh = init_device_mesh(torch.get_default_device().type, shape, mesh_dim_names=("data", "tensor"))
@@ -118,7 +118,7 @@ def blocks_replay(counts: list[Any], texts: list[str]) -> None:
 
 
 def step_replays(counts: list[Any], texts: list[str]) -> None:
-    """Once the gradients are there, whose memory the buckets are."""
+    """Check that the step replays as soon as the gradients exist, which are views of the buckets."""
     assert counts[0].replays >= 10, counts
     assert texts == [], texts
 
@@ -130,7 +130,8 @@ def buckets_are_unknown(counts: list[Any], texts: list[str]) -> None:
 
 
 def from_the_third_step(counts: list[Any], texts: list[str]) -> None:
-    """Two keys, of which each needs one more run for the optimizer's state, or for the parameters' gradients."""
+    """Check two recordings, one for each of two keys. Each key needs one more run, for the optimizer's state or for the
+    parameters' gradients."""
     assert texts == [], texts
     assert counts[0].recordings == 2, counts
     assert counts[0].replays >= STEPS - 6, counts
@@ -138,8 +139,8 @@ def from_the_third_step(counts: list[Any], texts: list[str]) -> None:
 
 
 def after_ten_passes(counts: list[Any], texts: list[str]) -> None:
-    """The wrapper measures as many on the device, and keeps the parameters' nodes, which belong to the stream that it
-    was made on. torch before 2.13 has no setting that lets a capture use those."""
+    """Check that it replays after ten passes, which the wrapper measures on the device. The wrapper keeps the
+    parameters' nodes, which belong to the stream that it was made on; torch before 2.13 lets no capture use those."""
     if not TAKES_STALE_STREAMS:
         assert any(text.startswith("CG904") and "stream" in text for text in texts), (counts, texts)
         return
@@ -192,7 +193,7 @@ def accumulates(rank: int, captures: bool) -> tuple[list[Tensor], Any]:
         if communicates:
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
-    return [*values, *[one.detach() for one in model.parameters()]], run
+    return [*values, *[parameter.detach() for parameter in model.parameters()]], run
 
 
 def compressed(rank: int, captures: bool, builtin: bool = False) -> tuple[list[Tensor], Any]:
@@ -214,7 +215,7 @@ def compressed(rank: int, captures: bool, builtin: bool = False) -> tuple[list[T
 
     run = capture(step) if captures else step
     values = [run(*batch(rank, number)).clone() for number in range(STEPS // 2)]
-    return [*values, *[one.detach() for one in model.parameters()]], run
+    return [*values, *[parameter.detach() for parameter in model.parameters()]], run
 
 
 def settings_change(rank: int, captures: bool) -> tuple[list[Tensor], Any]:
@@ -247,8 +248,8 @@ def settings_change(rank: int, captures: bool) -> tuple[list[Tensor], Any]:
         if last:
             optimizer.step()
             optimizer.zero_grad()
-    weights: list[Any] = [one.detach() for one in model.parameters()]
-    return [*values, *[one.full_tensor() for one in weights]], run
+    weights: list[Any] = [parameter.detach() for parameter in model.parameters()]
+    return [*values, *[weight.full_tensor() for weight in weights]], run
 
 
 def special_cases(rank: int) -> None:
@@ -260,8 +261,8 @@ def special_cases(rank: int) -> None:
         expected, _ = case(rank, False)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", CaptureWarning)
-            found, run = case(rank, True)
-        assert [one.tolist() for one in found] == [one.tolist() for one in expected], (case, recordings(run))
+            values, run = case(rank, True)
+        assert [value.tolist() for value in values] == [value.tolist() for value in expected], (case, recordings(run))
         if torch.get_default_device().type == "cuda":
             says_why([recordings(run)], said(caught))
             continue
@@ -276,8 +277,8 @@ def training(rank: int) -> None:
     for number, (wrap, checks) in enumerate(CASES):
         expected, _, _ = train(rank, wrap, "nothing")
         for what, check in checks.items():
-            found, texts, counts = train(rank, wrap, what)
-            assert [one.tolist() for one in found] == [one.tolist() for one in expected], (what, counts)
+            values, texts, counts = train(rank, wrap, what)
+            assert [value.tolist() for value in values] == [value.tolist() for value in expected], (what, counts)
             (ON_GPU.get((number, what), check) if on_gpu else check)(counts, texts)
 
 

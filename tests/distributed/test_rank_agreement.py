@@ -1,4 +1,5 @@
-"""Two processes under gloo: they agree on record-or-eager, nothing hangs where they cannot, numbers are eager's."""
+"""Two processes under gloo agree on recording or running eagerly; nothing hangs where they cannot; values are
+eager's."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def right(step: Step, number: int, *args: Any) -> None:
 
 
 def calls(step: Step, count: int = 5) -> list[str]:
-    """Make calls; gives the warnings."""
+    """Make calls and compare each; gives the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CaptureWarning)
         for number in range(count):
@@ -138,7 +139,7 @@ def other_keys(rank: int) -> None:
 
 
 def random_schedules(rank: int) -> None:
-    """What each rank does to its recordings is its own affair."""
+    """Each rank releases, resets and disables at random by itself; values stay right and nobody waits."""
     chosen = random.Random(rank)
     step = summing()
     began, replays, codes = time.monotonic(), 0, set[str]()
@@ -146,7 +147,7 @@ def random_schedules(rank: int) -> None:
         match chosen.randrange(20):
             case 0:
                 replays += recordings(step).replays
-                codes |= {one.code for one in recordings(step).findings}
+                codes |= {finding.code for finding in recordings(step).findings}
                 reset(step)
             case 1:
                 release(step)
@@ -176,7 +177,7 @@ def verifies(rank: int) -> None:
     assert calls(step, 6) == []
     assert recordings(step).verifications == 0
     assert recordings(step).replays == 4
-    assert [one.code for one in recordings(step).findings] == ["CG703"]
+    assert [finding.code for finding in recordings(step).findings] == ["CG703"]
 
 
 def warms_up(rank: int) -> None:
@@ -259,7 +260,7 @@ def outcome(step: Step) -> Any:
 def group_ends(rank: int) -> None:
     """Recordings that use a group end before it; a new one of the same name records anew."""
     group = dist.new_group([0, 1])
-    step, other = summing(), summing()
+    step, second = summing(), summing()
 
     @capture
     def apart(x: Tensor) -> Tensor:
@@ -278,8 +279,8 @@ def group_ends(rank: int) -> None:
     assert recordings(apart).replays == 3
     for number in range(5):
         right(step, number)
-    assert captured_states(step)[0].entries()[0].nodes == [node]  # of another group
-    held = other(torch.full((1000,), 2.0 + rank))
+    assert captured_states(step)[0].entries()[0].nodes == [node]  # it uses another group
+    held = second(torch.full((1000,), 2.0 + rank))
     dist.destroy_process_group()
     assert captured_states(step)[0].entries()[0].nodes == []
     with pytest.raises(ValueError, match="process group"):
@@ -378,7 +379,7 @@ def has_other_numbers_alone(rank: int) -> None:
 
 
 def pads_alone(rank: int) -> None:
-    """One rank has `buckets=`: to compare padded calls takes runs that the other does not make."""
+    """One rank has ``buckets=`` and does not pad: comparing padded calls takes runs that the other does not make."""
     step: Step = capture(summing().__wrapped__, buckets={"x": {0: (4, 8)}}) if rank == 1 else summing()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CaptureWarning)
@@ -419,7 +420,7 @@ def reads_between_collectives(rank: int) -> None:
             expected = 2 * (summed + (1 if summed > 4 else -1))
             assert torch.equal(step(torch.full((8,), float(number % 3 + rank))), torch.full((8,), expected))
     assert recordings(step).recordings == 0
-    assert [one.code for one in recordings(step).findings] == ["CG201"]
+    assert [finding.code for finding in recordings(step).findings] == ["CG201"]
 
 
 ONE_FALLS_OUT = (raises_in_its_recording, is_stopped_in_its_recording, gives_up_alone, makes_room_alone)

@@ -1,7 +1,7 @@
-"""What stops a call in the middle leaves the collectives of the ranks in step.
+"""An exception in the middle of a call leaves the collectives of the ranks in step.
 
-A recording run that executes nothing is stopped: other ranks have come to the collectives that it only captured, so the
-body runs before the exception comes out, as those of the next call would be taken for them. And what has run once does
+A recording run that executes nothing is stopped. Other ranks wait in the collectives that it only captured, and would
+take those of the next call for them: so the body runs before the exception comes out. A collective that has run does
 not run again.
 """
 
@@ -104,10 +104,10 @@ def test_the_body_runs_where_it_communicates(communicates: bool, place: str) -> 
             raised.append(str(late))
             break
     assert raised == ["by a signal"]
-    found = recordings(step)
-    assert found.recordings == 0
+    counts = recordings(step)
+    assert counts.recordings == 0
     # a signal in the body may be its own: all before it has to happen
-    assert found.eager_calls == (1 if communicates or place == "in the body" else 0)
+    assert counts.eager_calls == (1 if communicates or place == "in the body" else 0)
     for _ in range(5):
         assert torch.equal(step(torch.ones(3, device="cpu")), torch.full((3,), 2.5, device="cpu"))
     assert recordings(step).replays > 0
@@ -134,7 +134,7 @@ class Summed(torch.autograd.Function):
 
 @pytest.mark.usefixtures("group")
 def test_a_backward_pass_with_collectives_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where something here goes wrong behind them, that comes out."""
+    """An error of the library behind the backward pass's collectives is raised: an eager run would repeat them."""
     apply: Any = Summed.apply
     step = capture(lambda x: apply(x).sin())
 

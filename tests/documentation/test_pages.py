@@ -44,9 +44,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_variable_that_is_named_exists() -> None:
-    """In pages, and in what the library says."""
-    known = {f"CAPTURE_{name.upper()}" for name in ConfigPatch.__annotations__}
-    known |= {
+    """Each ``CAPTURE_...`` that pages or the library's texts name is a setting."""
+    existing = {f"CAPTURE_{name.upper()}" for name in ConfigPatch.__annotations__}
+    existing |= {
         "CAPTURE_LOGS",
         "CAPTURE_NAME",
         "CAPTURE_TEST_DEVICE",
@@ -57,7 +57,7 @@ def test_every_variable_that_is_named_exists() -> None:
     }
     texts = [*CHECKED, *(ROOT / "capture").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
     named = {(name_of(text), name) for text in texts for name in VARIABLE.findall(text.read_text(encoding="utf-8"))}
-    assert [where for where in sorted(named) if where[1] not in known] == []
+    assert [where for where in sorted(named) if where[1] not in existing] == []
 
 
 def drawn(script: str) -> Any:

@@ -35,7 +35,7 @@ def said_by(program: Program) -> list[str]:
             return [f"{type(error).__name__}: {error}"]
         finally:
             gc.collect()
-        said = [str(one.message) for one in caught if issubclass(one.category, capture.CaptureWarning)]
+        said = [str(warning.message) for warning in caught if issubclass(warning.category, capture.CaptureWarning)]
     if said or captured is None:
         return said
     counted = recordings(captured)

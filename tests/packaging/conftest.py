@@ -38,5 +38,5 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     out = tmp_path_factory.mktemp("wheel")
     done = hook("build_wheel", out, request.getfixturevalue("source"))
     assert done.returncode == 0, done.stderr
-    (found,) = out.glob("torch_capture-*.whl")
-    return found
+    (built,) = out.glob("torch_capture-*.whl")
+    return built

@@ -81,7 +81,7 @@ def test_an_import_takes_little_beyond_torch(tmp_path: Path) -> None:
     )
     kept = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
     python(code, kept)
-    found = [tuple(map(float, python(code, kept).split())) for _ in range(3)]
-    package, decorator = (min(one[at] for one in found) for at in range(2))
+    ratios = [tuple(map(float, python(code, kept).split())) for _ in range(3)]
+    package, decorator = (min(run[at] for run in ratios) for at in range(2))
     assert package < 0.1, package
     assert decorator < 0.3, decorator

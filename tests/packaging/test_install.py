@@ -89,7 +89,7 @@ def test_the_module_in_the_wheel_needs_libc_alone(wheel: Path, tmp_path: Path) -
         "libpthread.so.0",
         "ld-linux-x86-64.so.2",
     }
-    newest = max(tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([\d.]+)", read.stdout))
+    newest = max(tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_([\d.]+)", read.stdout))
     assert newest <= (2, 34), newest
 
 

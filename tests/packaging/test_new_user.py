@@ -43,9 +43,9 @@ def test_a_page_is_pasted(page: str, python: Path, tmp_path: Path) -> None:
         told = "".join(block.printed or "" for block in code)
         assert says(re.sub(r"page\.md:\d+", "program.py:1", told), printed), printed
     assert "Traceback" not in warned
-    (gain,) = (float(found) for found in re.findall(r"([\d.]+) times as fast", printed))
+    (gain,) = (float(number) for number in re.findall(r"([\d.]+) times as fast", printed))
     assert gain > 1.0, printed
-    (replays,) = (int(found) for found in re.findall(r"(\d+) replayed", printed))
+    (replays,) = (int(number) for number in re.findall(r"(\d+) replayed", printed))
     assert replays > 100
 
 

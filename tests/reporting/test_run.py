@@ -143,7 +143,7 @@ def test_the_page_is_one_file_that_holds_the_data() -> None:
     assert parts.addresses == []
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page.replace(parts.scripts[0], ""))
     data = json.loads(parts.scripts[0])
-    assert [one["function"] for one in data["functions"]] == ["Block.forward", "f"]
+    assert [shown["function"] for shown in data["functions"]] == ["Block.forward", "f"]
     assert data["functions"][1]["findings"][0]["where"] == SYNC.where
     assert data["rules"]["CG201"].startswith("CG201 host-sync")
 
@@ -154,10 +154,10 @@ def test_a_trace() -> None:
         Event(kind="miss", function="g", at=1.75),
     ]
     replay = TimedReplay(function="f", at=2.5, ms=0.25)
-    found = json.loads(chrome_trace(events, [replay], process=7))["traceEvents"]
-    assert [one["args"]["name"] for one in found if one["ph"] == "M"] == ["f", "g"]
-    bar, replayed = (one for one in found if one["ph"] == "X")
+    entries = json.loads(chrome_trace(events, [replay], process=7))["traceEvents"]
+    assert [entry["args"]["name"] for entry in entries if entry["ph"] == "M"] == ["f", "g"]
+    bar, replayed = (entry for entry in entries if entry["ph"] == "X")
     assert (replayed["name"], replayed["ts"], replayed["dur"]) == ("replay", 1e6, 250.0)
     assert (bar["name"], bar["ts"], bar["dur"], bar["pid"]) == ("record", 0.0, 500_000.0, 7)
-    (mark,) = (one for one in found if one["ph"] == "i")
+    (mark,) = (entry for entry in entries if entry["ph"] == "i")
     assert (mark["name"], mark["ts"]) == ("miss", 250_000.0)

@@ -42,11 +42,11 @@ def tuples(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @st.composite
 def placeholders(draw: st.DrawFn) -> tuple[PlaceholderInfo, ...]:
-    found = []
+    drawn = []
     for path in draw(st.lists(st.sampled_from(PATHS), unique=True)):
         is_argument = draw(st.booleans())
         owners = ["argument"] if is_argument else ["parameter", "closure", "constant", "unknown"]
-        found.append(
+        drawn.append(
             PlaceholderInfo(
                 path=path,
                 kind="argument" if is_argument else "implicit",
@@ -59,7 +59,7 @@ def placeholders(draw: st.DrawFn) -> tuple[PlaceholderInfo, ...]:
                 first_use=draw(WHERES),
             )
         )
-    return tuple(found)
+    return tuple(drawn)
 
 
 FACTS = st.builds(

@@ -122,9 +122,9 @@ def test_extra_rules_come_through_the_entry_point(tmp_path: Path, monkeypatch: p
     install(tmp_path, "[capture.rules]\ngood = module:rule\n", monkeypatch)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries if group == "capture.rules" else [])
     with pytest.warns(RuntimeWarning, match="is ignored") as warned:
-        found = all_rules()
-    assert [each.code for each in found] == sorted([*BY_CODE, "CG250"])
-    assert [str(each.message).split(" of ")[0] for each in warned] == [
+        rules = all_rules()
+    assert [rule.code for rule in rules] == sorted([*BY_CODE, "CG250"])
+    assert [str(warning.message).split(" of ")[0] for warning in warned] == [
         "rule 'broken'",
         "rule 'no-rule'",
         "rule 'taken'",
@@ -198,7 +198,7 @@ def test_rules_are_found_in_the_order_of_their_codes(tmp_path: Path, monkeypatch
         "helper.py": "1 / 0",
         "cg9_x.py": "1 / 0",
     }
-    assert [each.code for each in folder_of(tmp_path, monkeypatch, files)] == ["CG110", "CG950"]
+    assert [rule.code for rule in folder_of(tmp_path, monkeypatch, files)] == ["CG110", "CG950"]
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,11 @@ def test_a_word_outside_of_the_pool_touches_its_block() -> None:
     def block_of(word: int) -> Span | None:
         return block if block[0] <= word < block[1] else None
 
-    found = accesses(
+    nodes = accesses(
         [{OUTSIDE}, {OUTSIDE + 0x2000}, {0x7D00_0000_0000}], [operator(n) for n in range(3)], memory(block_of=block_of)
     )
-    assert [one.writes for one in found] == [(block,), (block,), ()]
-    assert dependencies(found).edges == ((0, 1),)
+    assert [node.writes for node in nodes] == [(block,), (block,), ()]
+    assert dependencies(nodes).edges == ((0, 1),)
 
 
 def test_a_word_of_the_pool_touches_all_between_blocks_that_outlive_the_operator() -> None:
@@ -59,10 +59,10 @@ def test_a_word_of_the_pool_touches_all_between_blocks_that_outlive_the_operator
     ]  # fmt: skip
     word = {POOL + 0x280}
     operators = [operator(number) for number in range(3)]
-    found = accesses([(), word, ()], operators, memory(*lives))
-    assert found[1].writes == (at(0x100, 0x200),)
-    found = accesses([(), {POOL + 0x400}, ()], operators, memory(*lives))
-    assert found[1].writes == (at(0x400, 0xC00),)  # what died in the operator, or was born in it, is no limit
+    nodes = accesses([(), word, ()], operators, memory(*lives))
+    assert nodes[1].writes == (at(0x100, 0x200),)
+    nodes = accesses([(), {POOL + 0x400}, ()], operators, memory(*lives))
+    assert nodes[1].writes == (at(0x400, 0xC00),)  # what died in the operator, or was born in it, is no limit
 
 
 def test_a_word_in_a_live_block_of_somebody_else_touches_that() -> None:
@@ -117,7 +117,11 @@ def test_hidden_memory_is_always_covered(data: st.DataObject) -> None:
             lives.append(Lifetime(*span, born=born, died=number + 1))
     lives += [Lifetime(*span, born=born) for span, born in taken.values()]
     for node, temporary in zip(accesses(words, operators, memory(*lives)), wanted, strict=True):
-        covered = [one for one in node.writes if temporary and one[0] <= temporary[0] and temporary[1] <= one[1]]
+        covered = [
+            written
+            for written in node.writes
+            if temporary and written[0] <= temporary[0] and temporary[1] <= written[1]
+        ]
         assert temporary is None or covered
 
 

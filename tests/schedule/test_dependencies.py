@@ -61,14 +61,14 @@ def closure(edges: Iterable[Edge], size: int) -> set[Edge]:
 
 def orders(size: int, edges: Iterable[Edge]) -> Iterator[list[int]]:
     """Every order that the edges allow."""
-    before = [{first for first, then in edges if then == one} for one in range(size)]
+    before = [{first for first, then in edges if then == number} for number in range(size)]
 
     def extend(order: list[int]) -> Iterator[list[int]]:
         if len(order) == size:
             yield order
-        for one in range(size):
-            if one not in order and before[one] <= set(order):
-                yield from extend([*order, one])
+        for number in range(size):
+            if number not in order and before[number] <= set(order):
+                yield from extend([*order, number])
 
     return extend([])
 
@@ -78,12 +78,12 @@ def run(nodes: Sequence[Node], order: Iterable[int]) -> tuple[list[object], dict
     all it read, and from what was in its place. A barrier touches everything."""
     memory: list[object] = list(range(BYTES))
     seen: dict[int, object] = {}
-    for one in order:
-        node = nodes[one]
-        everything = range(BYTES) if node.is_barrier else ()
-        seen[one] = read = tuple(memory[address] for address in [*sorted(touched(node.reads)), *everything])
-        for address in [*sorted(touched(node.writes)), *everything]:
-            memory[address] = hash((one, read, memory[address]))
+    for number in order:
+        node = nodes[number]
+        all_addresses = range(BYTES) if node.is_barrier else ()
+        seen[number] = read = tuple(memory[address] for address in [*sorted(touched(node.reads)), *all_addresses])
+        for address in [*sorted(touched(node.writes)), *all_addresses]:
+            memory[address] = hash((number, read, memory[address]))
     return memory, seen
 
 
@@ -120,7 +120,7 @@ def test_a_planted_missing_edge_is_found(nodes: list[Node]) -> None:
     chain, edges = run(nodes, range(len(nodes))), dependencies(nodes).edges
     shows = [node.is_barrier or bool(touched((*node.reads, *node.writes))) for node in nodes]
     for missing in edges:
-        if not all(shows[one] for one in missing):
+        if not all(shows[number] for number in missing):
             continue
         left = closure(edges, len(nodes)) - {missing}  # what followed from it and others is still there
         assert any(run(nodes, order) != chain for order in orders(len(nodes), left))
@@ -129,14 +129,14 @@ def test_a_planted_missing_edge_is_found(nodes: list[Node]) -> None:
 @given(programs(most=25))
 @SETTINGS
 def test_levels_and_the_longest_path(nodes: list[Node]) -> None:
-    found = dependencies(nodes)
-    for first, then in found.edges:
-        assert found.levels[first] < found.levels[then]
-    path = found.path()
-    assert len(path) == found.longest
-    assert all(edge in found.edges for edge in itertools.pairwise(path))
-    assert sum(found.widths) == len(nodes)
-    assert found.width == max(found.widths, default=0)
+    graph = dependencies(nodes)
+    for first, then in graph.edges:
+        assert graph.levels[first] < graph.levels[then]
+    path = graph.path()
+    assert len(path) == graph.longest
+    assert all(edge in graph.edges for edge in itertools.pairwise(path))
+    assert sum(graph.widths) == len(nodes)
+    assert graph.width == max(graph.widths, default=0)
 
 
 def test_independent_branches_run_side_by_side() -> None:
@@ -146,8 +146,8 @@ def test_independent_branches_run_side_by_side() -> None:
         memory = [(0, 100), *(((branch * 3 + at) * 100 + 100, (branch * 3 + at) * 100 + 200) for at in range(3))]
         nodes += [Node(branch * 3 + at, (memory[at],), (memory[at + 1],)) for at in range(3)]
     nodes.append(Node(24, tuple(nodes[branch * 3 + 2].writes[0] for branch in range(8)), ((9000, 9100),)))
-    found = dependencies(nodes)
-    assert (found.longest, found.width, len(found.edges)) == (4, 8, 24)
+    graph = dependencies(nodes)
+    assert (graph.longest, graph.width, len(graph.edges)) == (4, 8, 24)
 
 
 def test_memory_that_is_used_again_ties_branches() -> None:

@@ -1,4 +1,4 @@
-"""What ``docs/compile.md`` takes for granted."""
+"""What the blocks of ``docs/compile.md`` use and do not define."""
 
 from __future__ import annotations
 

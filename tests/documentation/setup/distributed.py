@@ -1,4 +1,4 @@
-"""What ``docs/distributed.md`` takes for granted: a model as one process has it."""
+"""What the blocks of ``docs/distributed.md`` use and do not define: a model as one process has it."""
 
 from __future__ import annotations
 

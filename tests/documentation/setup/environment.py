@@ -1,4 +1,4 @@
-"""What ``docs/environment.md`` takes for granted."""
+"""What the blocks of ``docs/environment.md`` use and do not define."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What ``docs/fx.md`` takes for granted: a graph with a part that cannot be recorded, in the middle."""
+"""What the blocks of ``docs/fx.md`` use and do not define: a graph with a part that cannot be recorded, in the
+middle."""
 
 from __future__ import annotations
 

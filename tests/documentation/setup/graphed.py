@@ -1,4 +1,4 @@
-"""What ``docs/graphed.md`` takes for granted."""
+"""What the blocks of ``docs/graphed.md`` use and do not define."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``docs/key.md`` takes for granted."""
+"""What the blocks of ``docs/key.md`` use and do not define."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``docs/steps.md`` takes for granted."""
+"""What the blocks of ``docs/steps.md`` use and do not define."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``docs/testing.md`` takes for granted: something to serve."""
+"""What the blocks of ``docs/testing.md`` use and do not define: a model and an input."""
 
 from __future__ import annotations
 

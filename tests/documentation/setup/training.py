@@ -1,4 +1,4 @@
-"""What ``docs/training.md`` takes for granted."""
+"""What the blocks of ``docs/training.md`` use and do not define."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the last block of ``docs/transformers.md`` takes for granted."""
+"""What the blocks of ``docs/transformers.md`` use and do not define."""
 
 from __future__ import annotations
 

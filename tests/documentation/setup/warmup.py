@@ -1,4 +1,4 @@
-"""What ``docs/warmup.md`` takes for granted."""
+"""What the blocks of ``docs/warmup.md`` use and do not define."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ def test_the_tightest_fit_is_taken() -> None:
         taken[index] = taken[5]
     got = take(arena, 200)
     assert got[0].address == holes[256]
-    other = take(arena, 500)
-    assert other[0].address == holes[512]
+    larger = take(arena, 500)
+    assert larger[0].address == holes[512]
     last = take(arena, 600)
     assert last[0].address == holes[1024]
 
@@ -145,12 +145,12 @@ def test_memory_outlives_the_arena() -> None:
     tensor.fill_(3.0)
     del arena
     gc.collect()
-    other = Arena()
-    others = [take(other, 256)[1] for _ in range(50)]
-    for one in others:
-        fill(one, 0xFF)
+    second = Arena()
+    taken = [take(second, 256)[1] for _ in range(50)]
+    for memory in taken:
+        fill(memory, 0xFF)
     assert tensor.eq(3.0).all()
-    assert len(others) == 50
+    assert len(taken) == 50
 
 
 # ----------------------------------------------------------------------------------------------------------- tensors
@@ -177,15 +177,15 @@ def test_tensors_have_their_geometry(dtype: torch.dtype, shape: tuple[int, ...],
 
 
 def test_two_tensors_of_a_block_are_separate_storages() -> None:
-    """Each hand-out has a life of its own, so that its end can be seen."""
+    """Each tensor that is handed out has a storage of its own, whose end the arena can see."""
     arena = Arena()
     block = arena.allocate(64)
     geometry = Geometry(dtype=torch.float32, offset=0, shape=(4,), stride=(1,))
-    one, other = arena.tensor(block, geometry), arena.tensor(block, geometry)
-    one.fill_(5)
-    assert other.eq(5).all()
-    assert one.untyped_storage() is not other.untyped_storage()
-    assert not torch.is_same_size(one, torch.empty(0))
+    first, second = arena.tensor(block, geometry), arena.tensor(block, geometry)
+    first.fill_(5)
+    assert second.eq(5).all()
+    assert first.untyped_storage() is not second.untyped_storage()
+    assert not torch.is_same_size(first, torch.empty(0))
 
 
 def test_views_share_one_storage() -> None:
@@ -329,17 +329,17 @@ class ArenaMachine(RuleBasedStateMachine):
 
     def gaps(self) -> list[tuple[int, int]]:
         """Free intervals, worked out from the taken ones."""
-        found = []
+        free = []
         for segment in self.arena._segments:
             position = segment.begin
             for address, nbytes in layout(self.arena):
                 if segment.begin <= address < segment.end:
                     if address > position:
-                        found.append((position, address - position))
+                        free.append((position, address - position))
                     position = address + -(-nbytes // ALIGNMENT) * ALIGNMENT
             if position < segment.end:
-                found.append((position, segment.end - position))
-        return sorted(found)
+                free.append((position, segment.end - position))
+        return sorted(free)
 
     @invariant()
     def taken_blocks_are_those_whose_storage_lives(self) -> None:
@@ -382,7 +382,7 @@ def test_a_restored_arena_allocates_as_before(sizes: list[int], data: st.DataObj
     arena = Arena()
     held = [take(arena, nbytes) for nbytes in sizes]
     keep = data.draw(st.sets(st.integers(0, len(sizes) - 1)))
-    kept = [one for position, one in enumerate(held) if position in keep]
+    kept = [taken for position, taken in enumerate(held) if position in keep]
     held.clear()
 
     def run() -> Iterator[int]:

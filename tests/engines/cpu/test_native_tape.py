@@ -1,4 +1,4 @@
-"""``native.Tape``: steps run in order, with what they need and no more, and leave the interpreter as it was."""
+"""``native.Tape``: steps run in order, hold only what they need, and leave no references behind."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_results_are_kept_copied_or_dropped() -> None:
         step(torch.neg, (REGISTER, 1), results=((REGISTER, 1),)),
     )
     assert place.tolist() == [-2, -3]
-    assert [one.tolist() for one in seen.calls[0][0]] == [[4, 5], [-4, -5]]
+    assert [tensor.tolist() for tensor in seen.calls[0][0]] == [[4, 5], [-4, -5]]
 
 
 @pytest.mark.parametrize("given", [(1,), [1, 2, 3], ()])
@@ -102,8 +102,8 @@ def test_locals_live_as_long_as_the_call() -> None:
     alive: list[bool] = []
 
     def make() -> Object:
-        made.append(weakref.ref(one := Object()))
-        return one
+        made.append(weakref.ref(local := Object()))
+        return local
 
     tape = native.Tape(
         [], (step(make, results=((LOCAL, 0),)), step(lambda: alive.append(made[-1]() is not None))), None
@@ -111,7 +111,7 @@ def test_locals_live_as_long_as_the_call() -> None:
     tape(())
     tape(())
     assert alive == [True, True]
-    assert [one() for one in made] == [None, None]
+    assert [reference() for reference in made] == [None, None]
 
 
 def test_registers_may_change_during_and_between_calls() -> None:
@@ -253,7 +253,7 @@ def test_circles_through_a_tape_are_collected(place: str) -> None:
 
 @pytest.mark.parametrize("function", [fails, lambda *args: list(args)])
 def test_calls_leave_no_references(function: Callable[..., Any]) -> None:
-    """Given back in every way out."""
+    """All references are given back, also where a step raises."""
     held = Object()
     members = ("list", ((REGISTER, 0), ("constant", held)))
     first = step(lambda *args: list(args), (REGISTER, 0), members, results=((LOCAL, 0), (LOCAL, 1)), single=False)

@@ -1,4 +1,4 @@
-"""Other forms of operators, which are tried while a body is recorded: nothing is written but their results."""
+"""A recording tries ``out=`` forms of operators; such a try writes nothing but its result."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.support.regions import bits
 
 
 def test_a_form_that_wants_a_larger_result_writes_beside_nothing() -> None:
-    """``mse_loss(out=...)`` asks for room for all differences. What is refused may have the shape that it wanted, on
-    the memory of one number: operators that use it are tried, too."""
+    """``mse_loss(out=...)`` resizes its result to hold all differences, which is refused. The refused tensor may keep
+    that shape on the memory of one number, and operators that read it are tried next."""
 
     def body(a: Tensor, b: Tensor) -> list[Tensor]:
         kept = [a[0, :4] * k for k in range(40)]

@@ -68,7 +68,7 @@ def test_levels(body: Callable[[Tensor], Tensor], widths: tuple[int, ...], longe
     (entry,) = captured_state(captured).entries()
     (node,) = entry.nodes
     assert node.recording is not None
-    found = node.recording.schedule()
-    assert isinstance(found, Schedule)
-    assert found.widths == widths
-    assert tuple(name.removeprefix("aten.").partition(".")[0] for name in found.longest) == longest
+    schedule = node.recording.schedule()
+    assert isinstance(schedule, Schedule)
+    assert schedule.widths == widths
+    assert tuple(name.removeprefix("aten.").partition(".")[0] for name in schedule.longest) == longest

@@ -1,5 +1,5 @@
-"""``torch.utils.swap_tensors``, by which modules convert their parameters if they are told to, wants nobody else to
-refer to a tensor: what is recorded must not."""
+"""``torch.utils.swap_tensors``, by which modules may convert their parameters, refuses tensors that others refer to:
+recordings must hold no such reference."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def test_the_weights_of_a_recorded_module_can_be_swapped(needs_grad: bool) -> No
         run(5)
         replays = recordings(captured).replays
         assert replays >= 3
-        for one, other in zip(net.parameters(), plain.parameters(), strict=True):
-            changed = nn.Parameter(one.detach() * 2)
-            torch.utils.swap_tensors(one, changed)
+        for weight, plain_weight in zip(net.parameters(), plain.parameters(), strict=True):
+            changed = nn.Parameter(weight.detach() * 2)
+            torch.utils.swap_tensors(weight, changed)
             with torch.no_grad():
-                other.mul_(2)
+                plain_weight.mul_(2)
         run(5)
         assert recordings(captured).replays > replays

@@ -1,5 +1,5 @@
-"""What a replay on the CPU does without: copies of arguments that nobody writes, memory made before an operator that
-makes its own, tensors made of numbers. Its results are eager's all the same."""
+"""Steps that a replay on the CPU leaves out: copies of arguments that nobody writes, memory for an operator that makes
+its own, tensors made of numbers. Results are eager's bit for bit."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ def check(body: Callable[..., Any], make: Callable[[], tuple[Any, ...]], calls: 
     captured, kept = capture(body), []
     for call in range(calls):
         torch.manual_seed(call)
-        ours = make()
+        arguments = make()
         torch.manual_seed(call)
-        theirs = make()
+        plain_arguments = make()
         torch.manual_seed(call)
-        expected = body(*theirs)
+        expected = body(*plain_arguments)
         torch.manual_seed(call)
-        kept.append((captured(*ours), expected))
-        for one, other in zip(ours, theirs, strict=True):
-            if isinstance(one, torch.Tensor):
-                assert same_bits(one, other)
-                assert bool(one._version) == bool(other._version)
+        kept.append((captured(*arguments), expected))
+        for argument, plain_argument in zip(arguments, plain_arguments, strict=True):
+            if isinstance(argument, torch.Tensor):
+                assert same_bits(argument, plain_argument)
+                assert bool(argument._version) == bool(plain_argument._version)
     for result, expected in kept:
         pairs = [(result, expected)] if isinstance(expected, torch.Tensor) else zip(result, expected, strict=True)
-        for one, other in pairs:
-            assert same_bits(one, other)
-            assert one.stride() == other.stride()
-            assert one.untyped_storage().nbytes() == other.untyped_storage().nbytes()
+        for tensor, plain_tensor in pairs:
+            assert same_bits(tensor, plain_tensor)
+            assert tensor.stride() == plain_tensor.stride()
+            assert tensor.untyped_storage().nbytes() == plain_tensor.untyped_storage().nbytes()
     (state,) = captured_states(captured)
     assert state.log.counters.replays == calls - 2
     return captured

@@ -25,7 +25,7 @@ def kernel(*words: int, same: str = "f", closed: str | None = None) -> NodeParam
 def explained(
     recorded: list[NodeParameters], again: list[NodeParameters], spans: tuple[TensorRange, ...] = (A, B, STILL)
 ) -> list[AddressWord] | CaptureDifference:
-    """The recording's own memory begins with 7."""
+    """Infer the addresses. Addresses of the recording's own pool are those that begin with 7."""
     return infer_addresses(recorded, again, spans, lambda old, new: old >> 12 == new >> 12 == 7)
 
 
@@ -95,11 +95,11 @@ def test_tensors_that_share_memory_and_moved_together_are_not_told_apart() -> No
     inside = TensorRange("inside", 0x1040, 0x20, 0x9040)
     assert isinstance(explained([kernel(0x1050)], [kernel(0x9050)], (A, inside)), CaptureDifference)
     assert explained([kernel(0x1000)], [kernel(0x9000)], (A, inside)) == [AddressWord(0, 0, "a", 0)]
-    tied = [evolve(one, tied=True) for one in (A, inside)]
-    both = [AddressWord(0, 0, "a", 0x50), AddressWord(0, 0, "inside", 0x10)]
-    found = explained([kernel(0x1050)], [kernel(0x9050)], tuple(tied))
-    assert isinstance(found, list)
-    assert sorted(found, key=str) == sorted(both, key=str)
+    tied = [evolve(span, tied=True) for span in (A, inside)]
+    of_each = [AddressWord(0, 0, "a", 0x50), AddressWord(0, 0, "inside", 0x10)]
+    words = explained([kernel(0x1050)], [kernel(0x9050)], tuple(tied))
+    assert isinstance(words, list)
+    assert sorted(words, key=str) == sorted(of_each, key=str)
     elsewhere = TensorRange("inside", 0x1040, 0x20, 0xA000)
     assert explained([kernel(0x1050)], [kernel(0xA010)], (A, elsewhere)) == [AddressWord(0, 0, "inside", 0x10)]
 
@@ -108,9 +108,9 @@ def test_places_finds_all_spans_around_a_value() -> None:
     places = RangeIndex(
         [TensorRange("long", 0, 1000, 0), TensorRange("short", 10, 5, 0), TensorRange("late", 500, 10, 0)]
     )
-    assert {one.path for one in places.find(12)} == {"long", "short"}
-    assert {one.path for one in places.find(505)} == {"long", "late"}
-    assert {one.path for one in places.find(999)} == {"long"}
+    assert {span.path for span in places.find(12)} == {"long", "short"}
+    assert {span.path for span in places.find(505)} == {"long", "late"}
+    assert {span.path for span in places.find(999)} == {"long"}
     assert places.find(1000) == []
     assert RangeIndex([]).find(1) == []
 

@@ -56,10 +56,10 @@ def table(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> AddressTable:
     monkeypatch.setattr(kernel_params, "read", lambda graph: [driver.node(number) for number in range(3)])
     monkeypatch.setattr(kernel_params, "executable_of", lambda graph: "executable")
     graph: Any = None
-    found = AddressTable(graph)
-    found.begins.update(a=0x1000, b=0x2000)
-    found.learn([AddressWord(0, 2, "a", 8), AddressWord(1, 0, "a", 0), AddressWord(1, 1, "b", 4)])
-    return found
+    bindings = AddressTable(graph)
+    bindings.begins.update(a=0x1000, b=0x2000)
+    bindings.learn([AddressWord(0, 2, "a", 8), AddressWord(1, 0, "a", 0), AddressWord(1, 1, "b", 4)])
+    return bindings
 
 
 def test_only_nodes_of_what_moved_are_set(driver: Driver, table: AddressTable) -> None:

@@ -1,4 +1,4 @@
-"""Ranges of addresses, asked by bisection."""
+"""Which ranges of addresses hold a value, found by bisection."""
 
 from __future__ import annotations
 

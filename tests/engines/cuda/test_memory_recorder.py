@@ -67,7 +67,7 @@ class Host:
 
 
 class Counting(MemoryRecorder):
-    """Each operator that makes no view adds a node."""
+    """A recorder that counts a node for each operator that makes no view, and can keep the calls."""
 
     def __init__(self, room: int, *, keeps: bool) -> None:
         super().__init__(Pool(), set(), frozenset(), None, room=room)
@@ -187,17 +187,20 @@ def test_all_orders_leave_the_same_memory(name: str, record: Callable[..., Count
         values += [torch.zeros(4, device=CPU), torch.ones(4, device=CPU)]
     made = record(BODIES[name], *values, grad=name == "trained")
     ran = made.ran
-    tensors = [one for _, args, kwargs, out in ran for one in (*tensors_in(args, kwargs), *tensors_out(out))]
-    storages = list({id(one.untyped_storage()): one.untyped_storage() for one in tensors}.values())
-    mine = {id(value.untyped_storage()) for value in values}
-    before = [bytes_of(one).clone() if id(one) in mine else torch.zeros_like(bytes_of(one)) for one in storages]
+    tensors = [tensor for _, args, kwargs, out in ran for tensor in (*tensors_in(args, kwargs), *tensors_out(out))]
+    storages = list({id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors}.values())
+    read_storages = {id(value.untyped_storage()) for value in values}
+    before = [
+        bytes_of(storage).clone() if id(storage) in read_storages else torch.zeros_like(bytes_of(storage))
+        for storage in storages
+    ]
     operators = made.notes().operators
-    found = dependencies(accesses([()] * len(ran), operators, Memory([], [], lambda _: None)))
-    assert not any(one.is_barrier for one in operators)
+    schedule = dependencies(accesses([()] * len(ran), operators, Memory([], [], lambda _: None)))
+    assert not any(operator.is_barrier for operator in operators)
     with torch.no_grad():
         chain = memory_after(ran, list(range(len(ran))), storages, before)
         for seed in range(6):
-            order = some_order(len(ran), found.edges, random.Random(seed))
+            order = some_order(len(ran), schedule.edges, random.Random(seed))
             now = memory_after(ran, order, storages, before)
             assert all(map(torch.equal, now, chain)), order
         backwards = memory_after(ran, list(reversed(range(len(ran)))), storages, before)
@@ -222,10 +225,15 @@ def test_lifetimes(record: Callable[..., Counting]) -> None:
         return w.neg()
 
     made = record(body, torch.randn(3, device=CPU), keeps=False)
-    assert [one.name for one in made.notes().operators] == [
+    assert [operator.name for operator in made.notes().operators] == [
         "aten.add.Tensor", "aten.mul.Tensor", "aten.exp.default", "aten.neg.default",
     ]  # fmt: skip
-    assert sorted((one.born, one.died) for one in made.notes().lifetimes) == [(0, 2), (1, 3), (2, 4), (3, None)]
+    assert sorted((lifetime.born, lifetime.died) for lifetime in made.notes().lifetimes) == [
+        (0, 2),
+        (1, 3),
+        (2, 4),
+        (3, None),
+    ]
 
 
 def test_room_holds_memory_until_more_dies(record: Callable[..., Counting]) -> None:
@@ -311,9 +319,9 @@ def test_a_graph_gets_its_edges(record: Callable[..., Counting], driver: dict[st
     notes, driver["words"] = notes_of(made)
     early = b"\x01\x00\x01" + bytes(5)
     driver["data"] = {(first, first + 1): early for first in range(100, 100 + len(made.ran) - 1)}
-    found = scheduled(notes)
-    assert isinstance(found, scheduling.GraphSchedule)
-    edges = {(one.first, one.then): one.data for one in found.by_data}
+    schedule = scheduled(notes)
+    assert isinstance(schedule, scheduling.GraphSchedule)
+    edges = {(edge.first, edge.then): edge.data for edge in schedule.by_data}
     roots = {
         node
         for node in range(100, 100 + len(made.ran))
@@ -323,10 +331,10 @@ def test_a_graph_gets_its_edges(record: Callable[..., Counting], driver: dict[st
     last = 100 + len(made.ran) - 1
     assert edges[last - 1, last] == early  # the mean of the stack
     assert all(data == graph_edges.PLAIN for (first, then), data in edges.items() if then == last - 1 or first == 7)
-    found.give_edges("by data")
-    assert driver["set"] == found.by_data
-    found.give_edges("recorded")
-    assert driver["set"] == found.recorded == tuple(graph_edges.edges_of(1))
+    schedule.give_edges("by data")
+    assert driver["set"] == schedule.by_data
+    schedule.give_edges("recorded")
+    assert driver["set"] == schedule.recorded == tuple(graph_edges.edges_of(1))
 
 
 def test_streams_of_the_body_are_left(record: Callable[..., Counting], driver: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ def found(
     """What is inferred of one kernel whose block of parameters is made of the numbers."""
     own = tuple(numbers)
     every = [own] * SAME + other_numbers(own)
-    samples = [NumberSample(one, [parameters(make(*one), same())], is_own) for one in every]
+    samples = [NumberSample(tried, [parameters(make(*tried), same())], is_own) for tried in every]
     default = [NumberUse(0, "aten.mul.Tensor", at, 0, 1) for at in range(len(own))]
     return infer_numbers([parameters(make(*own), same())], samples, default if uses is None else uses)
 
@@ -69,13 +69,13 @@ def test_a_number_is_found_and_another_one_put_there(form: str) -> None:
     for own in (0.1, 0.3, -3.7, 0.0123):
         places = found(make, [own])
         assert isinstance(places, list)
-        for other in (0.7, -11.25, 3.0, 0.25):
+        for new in (0.7, -11.25, 3.0, 0.25):
             block = bytearray(make(own))
             for place in places:
-                encoded = place.encoded(other)
+                encoded = place.encoded(new)
                 assert encoded is not None
                 block[place.offset : place.offset + place.size] = encoded
-            assert block == make(other)
+            assert block == make(new)
 
 
 def test_bfloat16_as_torch_rounds() -> None:
@@ -104,12 +104,12 @@ def test_whole_numbers() -> None:
         places = found(make, [5])
         assert isinstance(places, list)
         (place,) = places
-        for other in (6, 300, 70001):
+        for new in (6, 300, 70001):
             block = bytearray(make(5))
-            encoded = place.encoded(other)
+            encoded = place.encoded(new)
             assert encoded is not None
             block[place.offset : place.offset + place.size] = encoded
-            assert block == make(other)
+            assert block == make(new)
 
 
 def test_several_numbers_are_told_apart_where_they_are_equal() -> None:
@@ -177,9 +177,9 @@ def is_host(address: int) -> bool:
 def test_what_the_stack_held_is_no_number(words: list[int], smallest: int, is_taken: bool) -> None:
     own = (0.3,)
     every = [own] * SAME + other_numbers(own)
-    blocks = [struct.pack("<QfIQ", ADDRESS, one[0], 640, word) for one, word in zip(every, words[:6], strict=True)]
+    blocks = [struct.pack("<QfIQ", ADDRESS, tried[0], 640, word) for tried, word in zip(every, words[:6], strict=True)]
     samples = [
-        NumberSample(one, [parameters(block)], is_own, is_host) for one, block in zip(every, blocks, strict=True)
+        NumberSample(tried, [parameters(block)], is_own, is_host) for tried, block in zip(every, blocks, strict=True)
     ]
     recorded = parameters(struct.pack("<QfIQ", ADDRESS, 0.3, 640, words[6]))
     places = infer_numbers([recorded], samples, [NumberUse(0, "aten.mul.Tensor", 0, 0, 1)], smallest)
@@ -275,10 +275,10 @@ class _Nothing:
 def lifted(graph: Graph) -> GraphNumbers:
     own = (0.3,)
     every = [own] * SAME + other_numbers(own)
-    samples = [NumberSample(one, [parameters(block) for block in blocks(*one)], is_own) for one in every]
+    samples = [NumberSample(tried, [parameters(block) for block in blocks(*tried)], is_own) for tried in every]
     uses = [NumberUse(0, "aten.mul.Tensor", 0, 0, 1), NumberUse(1, "aten.sub.Tensor", 0, 2, 3)]
     nodes = graph.nodes()
-    places = infer_numbers([one.words for one in nodes], samples, uses)
+    places = infer_numbers([node.words for node in nodes], samples, uses)
     assert isinstance(places, list)
     made: Any = GraphNumbers
     numbers: GraphNumbers = made(_Nothing(), graph, tuple(places), nodes, (0,), frozenset(), set(), own)

@@ -58,7 +58,7 @@ class Pool:
 
 
 class Recording(CudaRecording):
-    """Without what is around a launch."""
+    """A recording that launches nothing but this driver's graph."""
 
     def __init__(self, driver: Driver) -> None:
         pool: Any = Pool()

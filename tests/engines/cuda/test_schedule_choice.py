@@ -1,4 +1,4 @@
-"""The trial of two orders: each timed replay is one, the faster order stays, and nobody waits."""
+"""The trial of two orders of kernels: each timed call is one replay, the faster order stays, and no call waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHOLE = len(ROUNDS) * (EACH + 1)
 
 @define(slots=False)
 class Device:
-    """Replays take as long as their order says; the device comes to what it was given, or is behind."""
+    """A clock that replays move by their order's time, and whether the device is behind the host."""
 
     now: float = 0.0
     is_behind: bool = False

@@ -1,4 +1,4 @@
-"""When CG104 speaks, and when it keeps quiet."""
+"""Cases in which CG104 fires, and near misses in which it does not."""
 
 from __future__ import annotations
 

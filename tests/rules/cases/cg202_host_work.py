@@ -1,4 +1,4 @@
-"""When CG202 speaks, and when it keeps quiet."""
+"""Cases in which CG202 fires, and near misses in which it does not."""
 
 from __future__ import annotations
 

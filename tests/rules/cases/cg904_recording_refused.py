@@ -1,4 +1,4 @@
-"""When CG904 speaks, and when it keeps quiet."""
+"""Cases in which CG904 fires, and near misses in which it does not."""
 
 from __future__ import annotations
 
