@@ -36,28 +36,30 @@ def test_steps_and_micro_batches(to_none: bool, micro: int) -> None:
 
     ours = compare(blocks, act)
     assert replays(ours) >= 2 * micro * (STEPS - 5)
-    assert all(recordings(one).eager_calls == 0 for one in ours.modules)
+    assert all(recordings(module).eager_calls == 0 for module in ours.modules)
 
 
 def test_gradients_that_are_held_once_as_a_step_begins() -> None:
-    """They keep their memory, where nothing else is written while they are there."""
-    other = capture(torch.relu)
+    """Gradients from before the step keep their memory as long as nothing else is written there. In the middle of
+    training another function runs while they are held."""
+    between = capture(torch.relu)
 
     def act(world: World, step: int) -> None:
         if world.captured and step == STEPS // 2:
-            other(data(step))
+            between(data(step))
             mark_step_begin()
         world.optimizer.zero_grad()
         world.run(data(step)).square().mean().backward()
         world.optimizer.step()
 
     ours = compare(blocks, act, 2 * STEPS)
-    assert all(recordings(one).eager_calls == 0 for one in ours.modules)
+    assert all(recordings(module).eager_calls == 0 for module in ours.modules)
 
 
 @pytest.mark.parametrize("marks", [True, False])
 def test_gradients_that_every_step_begins_with(marks: bool) -> None:
-    """The gradients are zeroed after the forward pass, so they are owned."""
+    """Gradients that are zeroed only after the forward pass are held as each step begins: they get memory of their
+    own."""
 
     def act(world: World, step: int) -> None:
         loss = world.run(data(step)).square().mean()
@@ -66,9 +68,9 @@ def test_gradients_that_every_step_begins_with(marks: bool) -> None:
         world.optimizer.step()
 
     ours = compare(blocks, act, 2 * STEPS, marks=marks)
-    kept = sum(recordings(one).kept_outputs for one in ours.modules)
+    kept = sum(recordings(module).kept_outputs for module in ours.modules)
     assert 0 < kept <= 3 * sum(1 for _ in ours.modules.parameters())
-    assert all(recordings(one).eager_calls == 0 for one in ours.modules)
+    assert all(recordings(module).eager_calls == 0 for module in ours.modules)
 
 
 LEFT: dict[str, Callable[[Tensor], object]] = {
@@ -87,7 +89,8 @@ LEFT: dict[str, Callable[[Tensor], object]] = {
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("left", LEFT)
 def test_what_is_left_on_a_gradient_is_gone_with_it(left: str) -> None:
-    """A gradient may be the tensor of the step before, as nobody can tell."""
+    """The gradient may be the same tensor object as in the step before, since nobody holds it: what code left on that
+    object must not be seen in the next step."""
 
     def act(world: World, step: int) -> None:
         world.optimizer.zero_grad()
@@ -106,27 +109,30 @@ def test_what_is_left_on_a_gradient_is_gone_with_it(left: str) -> None:
         LEFT[left](gradient)
 
     ours = compare(blocks, act, 2 * STEPS)
-    assert all(recordings(one).eager_calls == 0 for one in ours.modules)
+    assert all(recordings(module).eager_calls == 0 for module in ours.modules)
 
 
 def test_weak_references_to_a_gradient_end_with_it() -> None:
-    """At the latest when there is the next one."""
+    """A weak reference is dead, and its callback has run, at the latest when the next gradient exists."""
 
     def act(world: World, step: int) -> None:
         world.optimizer.zero_grad()
         world.run(data(step)).square().mean().backward()
-        world.kept += [one() is None for one in world.watched]
-        world.watched = [weakref.ref(one.grad) for one in world.modules.parameters() if one.grad is not None]
+        world.kept += [reference() is None for reference in world.watched]
+        world.watched = [
+            weakref.ref(parameter.grad) for parameter in world.modules.parameters() if parameter.grad is not None
+        ]
         if step % 3 == 0:
             world.watched.append(world.watched[0])
         if step % 4 == 0:
-            world.watched = [weakref.ref(one(), lambda _: world.kept.append("gone")) for one in world.watched]  # type: ignore[arg-type]
+            world.watched = [weakref.ref(old(), lambda _: world.kept.append("gone")) for old in world.watched]  # type: ignore[arg-type]
 
     compare(blocks, act, 2 * STEPS)
 
 
 def test_gradients_between_two_regions_may_be_kept() -> None:
-    """The first region gets what the second one wrote, without a copy; whoever else looks at it may have it, too."""
+    """The first region reads the gradient that the second one wrote, without a copy. Hooks and ``retain_grad`` on the
+    tensor between the two see it as well."""
 
     def act(world: World, step: int) -> None:
         world.optimizer.zero_grad()
@@ -221,7 +227,7 @@ def test_hooks_run() -> None:
         hooks = []
         if step in (4, 6):
             hooks = [first.register_hook(lambda grad: grad * 0.5)]
-            hooks += [last.register_post_accumulate_grad_hook(lambda one: world.kept.append(one.grad.clone()))]
+            hooks += [last.register_post_accumulate_grad_hook(lambda leaf: world.kept.append(leaf.grad.clone()))]
         loss.backward()
         for hook in hooks:
             hook.remove()
@@ -243,7 +249,7 @@ def test_an_argument_that_needs_gradients_and_one_that_does_not() -> None:
 
 
 class Odd(nn.Module):
-    """Gradients that are broadcast, transposed, shared by two parameters, or missing."""
+    """A module whose gradients are broadcast, transposed, shared by two parameters, or missing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,13 +324,13 @@ def test_parameters_replaced_frozen_and_moved() -> None:
             linear.bias.requires_grad_(step == 7)
         if step == 9:
             linear.weight.data = linear.weight.detach().clone()
-        for one in world.modules.parameters():
-            one.grad = None
+        for parameter in world.modules.parameters():
+            parameter.grad = None
         world.run(data(step)).square().mean().backward()
         with torch.no_grad():
-            for one in world.modules.parameters():
-                if one.grad is not None:
-                    one.sub_(0.1 * one.grad)
+            for parameter in world.modules.parameters():
+                if parameter.grad is not None:
+                    parameter.sub_(0.1 * parameter.grad)
 
     compare(lambda: nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)]), act, steps=12)
 
@@ -381,7 +387,8 @@ def test_passes_for_chosen_inputs_raise(how: str) -> None:
 
 
 def test_a_pass_on_another_stream_gives_the_anchor_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For which autograd has the streams wait for each other; it is nobody's gradient."""
+    """Where a pass runs on another stream the anchor gets a number as its gradient, so that autograd has the streams
+    wait for each other; the number reaches no parameter."""
     numbers = iter(range(1000))
     monkeypatch.setattr(accumulate_grad, "stream_reader", lambda device: lambda: next(numbers))
 

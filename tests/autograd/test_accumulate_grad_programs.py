@@ -16,7 +16,7 @@ from tests.support.regions import fresh as fresh
 
 
 class Player:
-    """Plays random actions. Each pass goes through a module once, as sums of several gradients have no fixed order."""
+    """Does random actions. Each pass uses a module once, as the sum of several gradients has no fixed order."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.random = world, random.Random(seed)

@@ -72,13 +72,13 @@ def switched_on(x: Tensor, w: nn.Parameter) -> Tensor:
 
 
 def penalised(x: Tensor, w: nn.Parameter) -> Tensor:
-    """Gradients of gradients come from outside."""
+    """The result needs a gradient of a gradient, in a backward pass that the caller runs."""
     (gradient,) = torch.autograd.grad((x * w).pow(3).sum(), x, create_graph=True)
     return (x * w).square().mean() + gradient.square().mean()
 
 
 def step_of_parameters(x: Tensor, w: nn.Parameter) -> Tensor:
-    """The argument is cut off."""
+    """A step that trains ``w`` alone: the argument is detached."""
     loss = (x.detach() * w).square().mean()
     loss.backward()
     return loss.detach()
@@ -92,7 +92,7 @@ RECORDED = ("forces", "forces of parts", "twice", "hessian", "attack", "switched
 
 
 def values(kind: str, turn: int, kept: dict[str, Tensor] | None) -> tuple[Any, dict[str, Tensor]]:
-    """An argument for this turn, and its leaves."""
+    """The argument of this turn, and its leaf tensors. ``kept``: leaves of an earlier turn to fill and use again."""
     generator = torch.Generator(device=DEVICE).manual_seed(turn)
     made = {name: torch.rand(4, 8, generator=generator, device=DEVICE).requires_grad_() for name in ("a", "b")}
     if kept is not None:
@@ -129,24 +129,24 @@ def test_gradients_of_arguments(kind: str, how: str, leaf: bool, before: str) ->
             weight.grad = None
             x, leaves = values(kind, turn, kept[number])
             full = {"nothing": False, "something": True, "now and then": turn % 3 == 1, "later": turn > 5}[before]
-            for one in leaves.values():
-                one.grad = torch.ones_like(one) if full else None
+            for leaf_tensor in leaves.values():
+                leaf_tensor.grad = torch.ones_like(leaf_tensor) if full else None
             if not leaf:
-                x = {name: one * 2 for name, one in x.items()} if isinstance(x, dict) else x * 2
+                x = {name: tensor * 2 for name, tensor in x.items()} if isinstance(x, dict) else x * 2
                 if isinstance(x, dict):
                     x["c"] = x["a"]
             result = run(x)
             if kind == "penalised":
                 result.backward()
             results = result if isinstance(result, (list, tuple)) else [result]
-            found = [one.detach().clone() for one in results]
-            left = [one.grad for one in (*leaves.values(), weight)]
-            given[number].append((found, [None if one is None else one.clone() for one in left]))
+            copies = [tensor.detach().clone() for tensor in results]
+            left = [tensor.grad for tensor in (*leaves.values(), weight)]
+            given[number].append((copies, [None if grad is None else grad.clone() for grad in left]))
     for theirs, ours in zip(*given, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     if kind in RECORDED and before == "nothing":
         counted = recordings(runs[1])
-        assert counted.replays >= CALLS - 4, [(one.code, one.what) for one in counted.findings]
+        assert counted.replays >= CALLS - 4, [(finding.code, finding.what) for finding in counted.findings]
 
 
 def test_a_gradient_left_behind_is_told() -> None:

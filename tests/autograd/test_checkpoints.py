@@ -172,7 +172,7 @@ def test_results_that_one_operator_cut_from_one_tensor(split: Callable[[Tensor],
 
 
 def test_memory_of_a_block_is_given_back() -> None:
-    """What a checkpoint keeps beside the graph, as its inputs, is not handed out with the results."""
+    """The recording pins no memory for the block's inputs, which a checkpoint keeps beside the graph."""
     model = Wrapped(Block()).to(DEVICE)
     run = capture(lambda x: checkpoint(model.m[0], x + 1, use_reentrant=False))
     for number in range(6):

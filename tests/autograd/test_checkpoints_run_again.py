@@ -1,4 +1,4 @@
-"""What a block under a checkpoint does in the backward pass is done with what is there then, as eager does it."""
+"""A checkpointed block that runs again in the backward pass reads the values that are there then, as in eager."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.regions import fresh as fresh
 
 
 class Scaled(nn.Module):
-    """Weights, a buffer, and Python values."""
+    """A block that reads weights, a buffer and Python values."""
 
     table: Tensor
 
@@ -125,7 +125,8 @@ def _outcome(loss: Tensor) -> str | None:
 
 
 def _written_between(run: Any, write: Callable[[Any], None], model: Any, number: int) -> list[Any]:
-    """A backward pass without a write, one with; two that wait for the same write."""
+    """Losses, gradients and errors of one backward pass without a write before it, then of two losses with writes
+    before the first or the second."""
     m = model.m[0]
     model.zero_grad()
     x = inputs(number).requires_grad_()
@@ -138,7 +139,7 @@ def _written_between(run: Any, write: Callable[[Any], None], model: Any, number:
     if number % 4 == 3:
         write(m)
     told.append(_outcome(losses[1]))
-    if told != [None, None]:  # which other gradients were there by then is told in docs/training.md
+    if told != [None, None]:  # what was added to gradients before the error may differ: docs/training.md
         model.zero_grad()
         x.grad = None
     return [first, second, *told, x.grad, torch.rand(3)]
@@ -164,7 +165,7 @@ def test_blocks_that_draw(name: str) -> None:
     mine, theirs = twins(lambda: Wrapped(Scaled(0.4)))
     run = capture(lambda m, x: BODIES[name](m, x + torch.rand(6)))
     both(functools.partial(_written_between, run, _halve), mine, theirs, 12)
-    if EXECUTES and name != "a block of a block":  # that one draws between two blocks as well
+    if EXECUTES and name != "a block of a block":  # which also draws between two blocks
         assert recordings(run).replays >= 5
 
 
@@ -189,13 +190,13 @@ def test_draws_between_blocks_that_draw_are_eager() -> None:
 
 
 def test_a_block_whose_closure_changes_is_eager() -> None:
-    """A loop's variable in a closure: eager runs the last of the blocks again, whichever it was."""
+    """Each checkpoint's closure reads the loop's variable, so eager runs the last block again for all of them."""
     mine, theirs = twins(lambda: Wrapped(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)))
 
     @capture
     def run(model: Any, x: Tensor) -> Tensor:
         for one in model.m:
-            x = checkpoint(lambda y: torch.tanh(one(y)), x, use_reentrant=False)  # noqa: B023 - the mistake meant
+            x = checkpoint(lambda y: torch.tanh(one(y)), x, use_reentrant=False)  # noqa: B023 - the mistake that is tested
         return x
 
     def step(model: Any, number: int) -> list[Any]:
@@ -209,7 +210,7 @@ def test_a_block_whose_closure_changes_is_eager() -> None:
 
 
 def test_an_argument_that_a_closure_reads() -> None:
-    """Autograd looks for writes to what a block is given, and not for those to what it reaches otherwise."""
+    """Autograd checks what a block is given for writes, and does not check what its closure reads."""
     mine, theirs = twins(lambda: Wrapped(Block()))
     run = capture(lambda m, x, mask: checkpoint(lambda y: m(y) * mask, x * 1, use_reentrant=False))
 
@@ -229,7 +230,7 @@ def test_an_argument_that_a_closure_reads() -> None:
 
 
 def test_other_tensors_than_in_the_forward_pass() -> None:
-    """What is run again saves another number of tensors: torch's own error."""
+    """The block saves another number of tensors when it runs again: torch's own error comes out."""
     mine, theirs = twins(lambda: Wrapped(Scaled()))
     run = capture(BODIES["one block"])
 
@@ -303,7 +304,7 @@ def test_accumulated_gradients_of_a_block() -> None:
 
 
 def test_blocks_keep_their_inputs_alone() -> None:
-    """The recording of a forward pass hands out what eager keeps, and not what blocks make again."""
+    """The recording of a forward pass keeps what eager keeps, and nothing that blocks compute again."""
     model, x = nn.Sequential(nn.Linear(8, 800), nn.Tanh(), nn.Linear(800, 8)), inputs(0, 64, 8)
 
     def handed_out(body: Any) -> int:
@@ -325,18 +326,18 @@ def test_threads_go_back_through_one_block() -> None:
     for number in range(4):
         run(mine.m[0], inputs(number)).sum().backward()
     mine.zero_grad()
-    found: dict[int, Any] = {}
+    grads: dict[int, Any] = {}
 
     def train(number: int) -> None:
         x = inputs(number).requires_grad_()
-        (found[number],) = torch.autograd.grad(run(mine.m[0], x).sum(), x)
+        (grads[number],) = torch.autograd.grad(run(mine.m[0], x).sum(), x)
 
     threads = [threading.Thread(target=train, args=(number,)) for number in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     for number in range(4):
         x = inputs(number).requires_grad_()
         (wanted,) = torch.autograd.grad(BODIES["closure"](theirs.m[0], x).sum(), x)
-        assert bits(found[number]) == bits(wanted)
+        assert bits(grads[number]) == bits(wanted)

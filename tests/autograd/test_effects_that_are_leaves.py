@@ -1,4 +1,4 @@
-"""Leaves of graphs to come that a body makes and keeps, or gives: a replay makes leaves of the same class."""
+"""Leaf tensors that a body makes, and keeps in state or returns: a replay makes leaves of the same class."""
 
 from __future__ import annotations
 
@@ -87,31 +87,31 @@ def kept(net: Net, result: Any) -> list[Tensor]:
 
 
 def told(net: Net, result: Any) -> list[Any]:
-    """All that code can see of what a call keeps, and what a backward pass from it leaves."""
-    found: list[Any] = [
-        (bits(one), type(one), one.requires_grad, one.is_leaf, sorted(one.__dict__), bits(one.grad), one.dtype)
-        for one in kept(net, result)
+    """All that code can see of the tensors a call keeps, and the gradients that a backward pass from them leaves."""
+    facts: list[Any] = [
+        (bits(made), type(made), made.requires_grad, made.is_leaf, sorted(made.__dict__), bits(made.grad), made.dtype)
+        for made in kept(net, result)
     ]
-    found += [sorted(net._parameters), sorted(net._buffers), sorted(net.state_dict())]
-    leaves = [one for one in kept(net, result) if one.requires_grad]
+    facts += [sorted(net._parameters), sorted(net._buffers), sorted(net.state_dict())]
+    leaves = [leaf for leaf in kept(net, result) if leaf.requires_grad]
     if leaves:
-        sum((one * one).sum() for one in leaves).backward()  # type: ignore[union-attr]
-        found += [bits(one.grad) for one in leaves]
+        sum((leaf * leaf).sum() for leaf in leaves).backward()  # type: ignore[union-attr]
+        facts += [bits(leaf.grad) for leaf in leaves]
         with torch.no_grad():
-            found += [bits(one.add_(1)) for one in leaves]
-    return found
+            facts += [bits(leaf.add_(1)) for leaf in leaves]
+    return facts
 
 
 def compare(body: Body, calls: int = 8) -> Any:
-    net, other = Net(), Net()
+    net, plain = Net(), Net()
     captured = capture(lambda x: body(net, x))
     held = []
     for call in range(calls):
         x, twin = (torch.full((4,), call + 1.0, device=DEVICE) for _ in range(2))
-        found, expected = captured(x), body(other, twin)
-        assert told(net, found) == told(other, expected), call
-        held.append((kept(net, found)[-1], kept(other, expected)[-1]))
-        assert [bits(one) for one, _ in held] == [bits(twin) for _, twin in held], call
+        result, expected = captured(x), body(plain, twin)
+        assert told(net, result) == told(plain, expected), call
+        held.append((kept(net, result)[-1], kept(plain, expected)[-1]))
+        assert [bits(tensor) for tensor, _ in held] == [bits(twin) for _, twin in held], call
     return captured
 
 
@@ -130,7 +130,7 @@ def test_what_a_leaf_carries_for_its_graphs_is_eager(name: str) -> None:
 
 
 def test_a_leaf_that_is_kept_only_by_a_graph() -> None:
-    """The caller's graph saves it, and its memory is not written meanwhile."""
+    """The caller's graph has saved the leaf, and no replay writes its memory before the backward pass."""
     body = capture(lambda x: nn.Parameter(x * 2))
     losses, expected = [], []
     for call in range(6):
@@ -155,7 +155,7 @@ def test_a_leaf_beside_one_that_has_a_graph_is_eager() -> None:
 
     captured = capture(body)
     with pytest.warns(match="CG501"):
-        found = [captured(torch.full((4,), call + 1.0, device=DEVICE)).tolist() for call in range(4)]
+        results = [captured(torch.full((4,), call + 1.0, device=DEVICE)).tolist() for call in range(4)]
 
-    assert found == [[call + 1.0] * 4 for call in range(4)]
+    assert results == [[call + 1.0] * 4 for call in range(4)]
     assert recordings(captured).replays == 0

@@ -1,4 +1,4 @@
-"""Steps that run their own backward pass and return the loss as it is: autograd's graph of it was freed."""
+"""Steps that run their own backward pass and return the loss undetached, with a graph that autograd has freed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def micro_batch(t: Trainer, x: Tensor) -> Any:
 
 
 def differentiated_twice(t: Trainer, x: Tensor) -> Any:
-    """A step as of a network that solves an equation: the graph of the loss has a leaf that the body made."""
+    """A step of a network that solves a differential equation: the loss has the slope by a leaf that the body makes."""
     at = x.clone().requires_grad_()
     u = t.net(at)
     (slope,) = torch.autograd.grad(u.sum(), at, create_graph=True)
@@ -91,7 +91,7 @@ REPLAYED: dict[str, Body] = {
     "checkpoint": lambda t, x: t.update(checkpoint(t.net, x, use_reentrant=False).sum()),
     "twice the same": lambda t, x: [t.update(t.loss(x))] * 2,
 }
-if DEVICE.type == "cpu":  # elsewhere eager's own order is another one in each run: see ``assert_same_sums``
+if DEVICE.type == "cpu":  # on a GPU eager's own order of sums differs between runs: see ``assert_same_sums``
     REPLAYED["differentiated twice"] = differentiated_twice
 NOT_FREED: dict[str, Body] = {
     "retained": lambda t, x: t.update(t.loss(x), retain_graph=True),
@@ -138,15 +138,15 @@ def test_losses_are_added_up_and_written() -> None:
     mine, theirs = Trainer(), Trainer()
     step = capture(lambda x: REPLAYED["loss"](mine, x))
 
-    def epoch(one: Callable[[Tensor], Any]) -> Any:
+    def epoch(step: Callable[[Tensor], Any]) -> Any:
         total, losses = 0.0, []
         for seed in range(8):
             torch.manual_seed(seed)
-            loss = one(torch.randn(5, 3, device=DEVICE))
+            loss = step(torch.randn(5, 3, device=DEVICE))
             losses.append(loss)
             total = total + loss
             loss /= 2
-        return repr(total), repr(torch.stack(losses).mean()), [bits(one.detach()) for one in losses]
+        return repr(total), repr(torch.stack(losses).mean()), [bits(kept.detach()) for kept in losses]
 
     assert epoch(step) == epoch(lambda x: REPLAYED["loss"](theirs, x))
     assert recordings(step).replays in SEVERAL

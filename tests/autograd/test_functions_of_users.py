@@ -1,4 +1,4 @@
-"""What functions with a backward pass of their own do beside computing: attributes of ``ctx``, and Python state."""
+"""Users' ``autograd.Function`` classes that also keep attributes on ``ctx`` and change Python state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Get = Callable[[Any], Tensor]
 
 
 def _squaring(keep: Keep, get: Get) -> Any:
-    """A function that keeps its input in its own way."""
+    """An ``autograd.Function`` that squares, and keeps its input by the given way."""
 
     class Square(torch.autograd.Function):
         @staticmethod
@@ -93,7 +93,7 @@ def test_they_are_recorded_in_a_whole_step(way: str) -> None:
 
         return wrap(step), weight
 
-    (step, mine), (eager, theirs) = twin(capture), twin(lambda one: one)
+    (step, mine), (eager, theirs) = twin(capture), twin(lambda plain: plain)
     for _ in range(8):
         x = torch.randn(3, 6, device=DEVICE)
         assert bits(step(x)) == bits(eager(x))
@@ -229,18 +229,18 @@ def test_a_backward_pass_of_a_region_that_reads_a_module_by_its_ctx(how: str) ->
             return y
 
     mine, theirs = captured_twins(Net)
-    warnings.simplefilter("ignore", CaptureWarning)  # the buffer is no argument of the backward pass: CG105
+    warnings.simplefilter("ignore", CaptureWarning)  # CG105: the backward pass reads a buffer that is no argument of it
     for number in range(3):
         both(forward_and_back, mine, theirs)
-        for one in (mine.m[0], theirs.m[0]):
+        for module in (mine.m[0], theirs.m[0]):
             if how == "in place":
-                one.scale.mul_(1.5)
+                module.scale.mul_(1.5)
             elif how == "data":
-                one.scale.data = one.scale.data.clone() * 1.5
+                module.scale.data = module.scale.data.clone() * 1.5
             elif how == "attribute":
-                one.scale = one.scale * 1.5
+                module.scale = module.scale * 1.5
             elif how == "number":
-                one.factor = number + 2.0
+                module.factor = number + 2.0
         assert mine.m[0].calls == theirs.m[0].calls
 
 
@@ -261,7 +261,7 @@ def test_a_conjugate_that_the_backward_pass_needs_is_recorded() -> None:
 
 
 class _Ranked(torch.autograd.Function):
-    """Keeps a table that was there before: a device mesh among the attributes of a DTensor is like this."""
+    """Keeps a table on ``ctx`` that exists before the call, as a DTensor keeps its device mesh."""
 
     TABLE = torch.arange(4, device=DEVICE)
 

@@ -14,7 +14,7 @@ from tests.support.device import DEVICE
 
 
 def _classes() -> tuple[Any, Any]:
-    """A function and the class that it has its ``backward`` from."""
+    """A subclass of ``autograd.Function`` and the class that it inherits ``backward`` from."""
 
     class Base(torch.autograd.Function):
         @staticmethod
@@ -47,7 +47,7 @@ def _gradients(body: Callable[[Any, torch.Tensor], torch.Tensor], change: str, w
     own, base = _classes()
     weight = torch.ones(3, device=DEVICE, requires_grad=True)
     call = wrap(lambda x: body(own, x * weight))
-    found: list[float] = []
+    values: list[float] = []
     for number in range(10):
         if number == 5:
             _METHODS[change](own, base)
@@ -55,8 +55,8 @@ def _gradients(body: Callable[[Any, torch.Tensor], torch.Tensor], change: str, w
         result = call(torch.full((3,), float(number), device=DEVICE))
         if result.requires_grad:
             result.sum().backward()
-        found += [float(result.sum().detach()), *_gradient(weight)]
-    return found, call
+        values += [float(result.sum().detach()), *_gradient(weight)]
+    return values, call
 
 
 def region(own: Any, x: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ def _hidden_nan(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("around", ["all", "forward", "backward"])
 def test_detection_of_anomalies(around: str) -> None:
-    """Eager raises at the first node that gives NaN, also where a later one hides it."""
+    """With anomaly detection eager raises at the first node that gives NaN, also where a later node would hide it."""
 
     def run(wrap: Any) -> list[str]:
         weight = torch.zeros(3, device=DEVICE, requires_grad=True)
@@ -136,14 +136,14 @@ def test_autocasts_cache_is_part_of_the_key() -> None:
     def run(wrap: Any) -> list[list[float]]:
         torch.manual_seed(0)
         linear = torch.nn.Linear(8, 8, device=DEVICE)
-        call, found = wrap(lambda x: linear(linear(x))), []
+        call, gradients = wrap(lambda x: linear(linear(x))), []
         for number in range(9):
             linear.zero_grad()
             x = torch.linspace(-1, number + 1.0, 16, device=DEVICE).reshape(2, 8)
             with torch.autocast(torch.device(DEVICE).type, torch.bfloat16, cache_enabled=number % 3 > 0):
                 result = call(x)
             result.float().pow(2).sum().backward()
-            found.append(_gradient(linear.weight))
-        return found
+            gradients.append(_gradient(linear.weight))
+        return gradients
 
     assert run(capture) == run(lambda f: f)

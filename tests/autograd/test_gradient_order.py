@@ -1,4 +1,4 @@
-"""``gradients="accumulate"`` where others give the same parameters gradients in one pass: the sums are eager's."""
+"""``gradients="accumulate"`` where several regions give one parameter gradients in a pass: the sums are eager's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.regions import bits, inputs
 from tests.support.regions import fresh as fresh
 
 STEPS = 14
-NOTICED = 3  # steps that are watched and recorded, and the one in which it is noticed
+NOTICED = 3  # steps until the order of sums is eager's: watched, recorded, and the one that notices the other uses
 Forward = Callable[[Any, Any, Tensor], Tensor]
 
 
@@ -32,44 +32,44 @@ class Block(nn.Module):
         return torch.tanh(x @ self.weight) @ self.weight
 
 
-def called_twice(one: Any, other: Any, x: Tensor) -> Tensor:
-    return torch.as_tensor((one(x) - one(x * 0.5)).square().mean() + other(x).mean())
+def called_twice(first: Any, second: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor((first(x) - first(x * 0.5)).square().mean() + second(x).mean())
 
 
-def called_in_turn(one: Any, other: Any, x: Tensor) -> Tensor:
-    return torch.as_tensor(other(one(one(one(x)))).square().sum())
+def called_in_turn(first: Any, second: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(second(first(first(first(x)))).square().sum())
 
 
-def beside_eager_code(one: Any, other: Any, x: Tensor) -> Tensor:
-    return torch.as_tensor(other(one(x)).square().mean() + one.weight.square().sum() * 0.1)
+def beside_eager_code(first: Any, second: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(second(first(x)).square().mean() + first.weight.square().sum() * 0.1)
 
 
-def with_tied_weights(one: Any, other: Any, x: Tensor) -> Tensor:
-    return torch.as_tensor(other(one(x)).square().mean())
+def with_tied_weights(first: Any, second: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(second(first(x)).square().mean())
 
 
-def of_several_sizes(one: Any, other: Any, x: Tensor) -> Tensor:
-    return torch.as_tensor(one(x).square().mean() + one(x[:1]).mean() + other(x).mean())
+def of_several_sizes(first: Any, second: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(first(x).square().mean() + first(x[:1]).mean() + second(x).mean())
 
 
-def once_each(one: Any, other: Any, x: Tensor) -> Tensor:
-    return torch.as_tensor(other(one(x)).square().mean())
+def once_each(first: Any, second: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(second(first(x)).square().mean())
 
 
 def run(forward: Forward, *, captured: bool, fresh_gradients: bool) -> tuple[list[Any], list[Any]]:
     torch.manual_seed(0)
-    one = Block().to(DEVICE)
-    other = Block(one.weight if forward is with_tied_weights else None).to(DEVICE)
-    functions = [capture(block, gradients="accumulate") if captured else block for block in (one, other)]
-    found = []
+    first = Block().to(DEVICE)
+    second = Block(first.weight if forward is with_tied_weights else None).to(DEVICE)
+    functions = [capture(block, gradients="accumulate") if captured else block for block in (first, second)]
+    gradients = []
     for number in range(STEPS):
         if number == NOTICED or (fresh_gradients and number % 3 == 0):
-            for parameter in (one.weight, other.weight):
+            for parameter in (first.weight, second.weight):
                 parameter.grad = None
         forward(functions[0], functions[1], inputs(number, 3, 4)).backward()
         if number >= NOTICED:
-            found += [bits(one.weight.grad), bits(other.weight.grad)]
-    return found, functions
+            gradients += [bits(first.weight.grad), bits(second.weight.grad)]
+    return gradients, functions
 
 
 @pytest.mark.one_in(3)

@@ -1,4 +1,4 @@
-"""What a part of a model leaves with a graph beside its results: losses on attributes, features that hooks keep."""
+"""Tensors with a graph that a module leaves beside its results: losses on attributes, features that hooks keep."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def left(net: Net) -> list[Tensor]:
 @pytest.mark.parametrize("detaches", [False, True])
 @pytest.mark.filterwarnings("ignore:CG501:capture.CaptureWarning")
 def test_left_with_a_graph(leave: Leave, *, detaches: bool) -> None:
-    """``detaches``: the state is cleared of graphs after each step, else it keeps that of the step before."""
+    """``detaches``: the tensors in state are detached after each step; else they keep the graph of the step before."""
     told: list[list[Any]] = []
     replays = 0
     for is_captured in (True, False):
@@ -114,14 +114,14 @@ def test_left_with_a_graph(leave: Leave, *, detaches: bool) -> None:
         for seed in range(10):
             torch.manual_seed(seed)
             x = torch.randn(2, 3, device=DEVICE)
-            found = forward(x)
-            results = [one for one in torch.utils._pytree.tree_leaves(found) if isinstance(one, Tensor)]
-            ends = list({id(one): one for one in (*results, *left(net)) if one.requires_grad}.values())
-            total = torch.stack([one.square().sum() * (at + 1) for at, one in enumerate(ends)]).sum()
+            output = forward(x)
+            results = [leaf for leaf in torch.utils._pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+            ends = list({id(tensor): tensor for tensor in (*results, *left(net)) if tensor.requires_grad}.values())
+            total = torch.stack([end.square().sum() * (at + 1) for at, end in enumerate(ends)]).sum()
             net.zero_grad()
             total.backward(retain_graph=leave is from_the_last or leave is appended)
-            flags = [(one.requires_grad, one.is_leaf, bits(one)) for one in (*results, *left(net))]
-            told[-1].append((bits(total), flags, [bits(one.grad) for one in net.parameters()]))
+            flags = [(tensor.requires_grad, tensor.is_leaf, bits(tensor)) for tensor in (*results, *left(net))]
+            told[-1].append((bits(total), flags, [bits(parameter.grad) for parameter in net.parameters()]))
             with torch.no_grad():
                 for parameter in net.parameters():
                     parameter.data = parameter - 0.1 * parameter.grad if parameter.grad is not None else parameter.data

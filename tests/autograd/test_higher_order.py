@@ -20,7 +20,7 @@ from tests.support.regions import fresh as fresh
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Ignore the warning that calls go eager afterwards; another test is about it."""
+    """Ignore the warning that calls run eagerly afterwards, which another test checks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         yield
@@ -37,7 +37,7 @@ def penalty(module: Any, x: Tensor, parameters: list[Tensor]) -> list[Any]:
 
 
 def of_an_inner_tensor(module: Any, x: Tensor, parameters: list[Tensor]) -> list[Any]:
-    """The input of the module is no leaf."""
+    """Gradients of a gradient of the module's input, where that input is no leaf."""
     leaf = x.clone().requires_grad_()
     h = torch.sin(leaf)
     (d,) = torch.autograd.grad(module(h * 2).sum(), h, create_graph=True)
@@ -45,7 +45,7 @@ def of_an_inner_tensor(module: Any, x: Tensor, parameters: list[Tensor]) -> list
 
 
 def weighted(module: Any, x: Tensor, parameters: list[Tensor]) -> list[Any]:
-    """Of the gradients that come in, too: forward mode by two backward passes."""
+    """Differentiate by the incoming gradient as well, which is forward mode by two backward passes."""
     leaf = x.clone().requires_grad_()
     y = module(leaf)
     v = torch.ones_like(y, requires_grad=True)
@@ -71,15 +71,15 @@ def accumulated(module: Any, x: Tensor, parameters: list[Tensor]) -> list[Any]:
     """Differentiate gradients that ``backward`` put into ``.grad`` with a graph of their own."""
     leaf = x.clone().requires_grad_()
     module(leaf).square().sum().backward(create_graph=True)
-    grads = [one.grad for one in parameters]
-    total = sum((one.square().sum() for one in grads if one is not None), torch.zeros((), device=x.device))
-    for one in parameters:
-        one.grad = None
+    grads = [parameter.grad for parameter in parameters]
+    total = sum((grad.square().sum() for grad in grads if grad is not None), torch.zeros((), device=x.device))
+    for parameter in parameters:
+        parameter.grad = None
     return [leaf.grad, *grads, *torch.autograd.grad(total, [leaf, *parameters], allow_unused=True)]
 
 
 def repeated(module: Any, x: Tensor, parameters: list[Tensor]) -> list[Any]:
-    """Twice through the same graphs."""
+    """Second derivatives taken twice through the same graphs."""
     leaf = x.clone().requires_grad_()
     y = module(leaf)
     (d,) = torch.autograd.grad(y.sum(), leaf, create_graph=True)
@@ -95,7 +95,7 @@ USES: dict[str, Callable[[Any, Tensor, list[Tensor]], list[Any]]] = {
 
 
 class Plain(nn.Module):
-    """The input is saved by nothing: the first operator adds."""
+    """The first operator is an addition, so that no node saves the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Plain(nn.Module):
 
 
 class Flat(nn.Module):
-    """A view of the input is saved."""
+    """The graph saves a view of the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Flat(nn.Module):
 
 
 class Drawing(nn.Module):
-    """Draws, as the graph keeps what was drawn."""
+    """A module with dropout: the graph keeps the mask that was drawn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ def trained(module: Any, number: int) -> None:
     module.zero_grad()
 
 
-CASES = [(use, module, 5) for use in USES for module in MODULES]  # calls before: it is replayed
+CASES = [(use, module, 5) for use in USES for module in MODULES]  # after 5 calls it is replayed
 CASES += [(use, "Plain", before) for use in USES for before in (0, 1)]
 
 
@@ -203,13 +203,13 @@ CASES += [(use, "Plain", before) for use in USES for before in (0, 1)]
 def test_as_in_eager(use: str, module: str, before: int) -> None:
     mine, theirs = captured_twins(MODULES[module])
     for number in range(before):
-        for one in (mine, theirs):
-            trained(one.m[0], number)
+        for model in (mine, theirs):
+            trained(model.m[0], number)
     if use != "third" or not before:
         compared(USES[use], mine, theirs, 7)
-    else:  # sums of the third order are made in another order the first time
-        one, other = ([*use_of(each)] for each in (mine, theirs))
-        for a, b in zip(one, other, strict=True):
+    else:  # the first time sums of the third order are added in another order
+        my_values, their_values = ([*use_of(model)] for model in (mine, theirs))
+        for a, b in zip(my_values, their_values, strict=True):
             torch.testing.assert_close(a, b)
     compared(USES[use], mine, theirs, 8)
 
@@ -223,8 +223,8 @@ def test_several_results_and_one_of_them_used() -> None:
     for before in (0, 1, 5):
         mine, theirs = captured_twins(Several)
         for number in range(before):
-            for one in (mine, theirs):
-                one.m[0](inputs(number).requires_grad_())["one"].sum().backward()
+            for model in (mine, theirs):
+                model.m[0](inputs(number).requires_grad_())["one"].sum().backward()
 
         def use(module: Any, x: Tensor, parameters: list[Tensor]) -> list[Any]:
             leaf = x.clone().requires_grad_()
@@ -251,21 +251,22 @@ def test_that_calls_are_eager_from_then_on_is_told_once() -> None:
 
 
 def test_other_keys_go_on_being_replayed() -> None:
-    """The critic of a GAN sees gradients of gradients for some inputs, and trains on others."""
+    """A second derivative for inputs of one shape, as in a GAN's critic, leaves replays of another shape as they
+    are."""
     mine, theirs = captured_twins(Plain)
     for number in range(10):
-        found = []
-        for one, enabled in ((theirs, False), (mine, True)):
+        values = []
+        for model, enabled in ((theirs, False), (mine, True)):
             with config.patch(enabled=enabled):
-                made = penalty(one.m[0], inputs(number), list(one.m[0].parameters()))
-                one.m[0](inputs(number, 8, 6)).sum().backward()
-            found.append([bits(each) for each in (*made, *[p.grad for p in one.parameters()])])
-        assert found[0] == found[1]
+                made = penalty(model.m[0], inputs(number), list(model.m[0].parameters()))
+                model.m[0](inputs(number, 8, 6)).sum().backward()
+            values.append([bits(tensor) for tensor in (*made, *[p.grad for p in model.parameters()])])
+        assert values[0] == values[1]
     assert recordings(mine.m[0]).replays >= 10
 
 
 def test_the_penalty_in_every_fourth_step_beside_the_loss() -> None:
-    """Both through one call. Sums are eager's from the second time on."""
+    """Loss and penalty use one forward call. Sums are added in eager's order from the second penalty on."""
     mine, theirs = captured_twins(Block)
 
     def step(module: Any, number: int) -> list[Any]:
@@ -280,7 +281,9 @@ def test_the_penalty_in_every_fourth_step_beside_the_loss() -> None:
         return [loss, x.grad, *[p.grad for p in module.parameters()]]
 
     for number in range(12):
-        assert [bits(one) for one in step(mine.m[0], number)] == [bits(one) for one in step(theirs.m[0], number)]
+        assert [bits(tensor) for tensor in step(mine.m[0], number)] == [
+            bits(tensor) for tensor in step(theirs.m[0], number)
+        ]
 
 
 def test_a_write_to_what_was_saved_raises_as_in_eager() -> None:
@@ -340,7 +343,7 @@ def test_transforms() -> None:
     for transform in (
         torch.func.grad,
         torch.func.hessian,
-        lambda one: torch.func.grad(lambda y: torch.func.grad(one)(y).sum()),
+        lambda function: torch.func.grad(lambda y: torch.func.grad(function)(y).sum()),
     ):
         assert bits(transform(f)(x)) == bits(transform(body)(x))
 
@@ -349,19 +352,19 @@ def test_transforms() -> None:
 def test_parameters_that_are_accumulated_beside_the_graph(before: int) -> None:
     mine, theirs = captured_twins(Plain, gradients="accumulate")
     for number in range(before):
-        for one in (mine, theirs):
-            trained(one.m[0], number)
+        for model in (mine, theirs):
+            trained(model.m[0], number)
 
     def use(module: Any, x: Tensor, parameters: list[Tensor]) -> list[Any]:
         leaf = x.clone().requires_grad_()
         module(leaf).square().sum().backward(create_graph=True)
-        grads = [leaf.grad, *[one.grad for one in parameters]]
-        total = sum((one.square().sum() for one in grads if one is not None), torch.zeros((), device=x.device))
+        grads = [leaf.grad, *[parameter.grad for parameter in parameters]]
+        total = sum((grad.square().sum() for grad in grads if grad is not None), torch.zeros((), device=x.device))
         leaf.grad = None
-        for one in parameters:
-            one.grad = None
+        for parameter in parameters:
+            parameter.grad = None
         total.backward()
-        return [*grads, leaf.grad, *[one.grad for one in parameters]]
+        return [*grads, leaf.grad, *[parameter.grad for parameter in parameters]]
 
     compared(use, mine, theirs, 7)
     compared(use, mine, theirs, 8)

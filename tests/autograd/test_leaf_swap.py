@@ -1,4 +1,4 @@
-"""Parameters at which graphs end, lent to bodies, and that nobody else ever sees it."""
+"""While a region is recorded its parameters are exchanged for tensors of its own (lent); nobody else may see that."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.regions import fresh as fresh
 
 
 def test_every_loss_is_kept() -> None:
-    """Autograd's node of a parameter stays alive, with the stream of its first use, as long as any graph ends there."""
+    """Kept losses keep autograd's node of each parameter alive, and with it the stream of its first use."""
     mine, theirs = captured_twins(Block)
     kept: list[Tensor] = []
 
@@ -45,7 +45,7 @@ def test_every_loss_is_kept() -> None:
 
 def test_a_graph_of_the_users_ends_at_the_same_weights() -> None:
     mine, theirs = captured_twins(Block)
-    eager = {id(one): one.m[0].a(inputs(99)).square().sum() for one in (mine, theirs)}
+    eager = {id(twin): twin.m[0].a(inputs(99)).square().sum() for twin in (mine, theirs)}
 
     def step(model: Any, number: int) -> Tensor:
         model.zero_grad()
@@ -99,8 +99,8 @@ def test_weights_in_containers_closures_and_tuples() -> None:
             for weight in weights:
                 weight.grad = None
             function(inputs(number)).sum().backward()
-        for one, other in zip(my_weights, their_weights, strict=True):
-            assert bits(one.grad) == bits(other.grad)
+        for my_weight, their_weight in zip(my_weights, their_weights, strict=True):
+            assert bits(my_weight.grad) == bits(their_weight.grad)
     assert recordings(captured).replays >= 4
 
 
@@ -123,10 +123,10 @@ def test_a_backward_pass_inside_leaves_its_gradients_at_the_parameters() -> None
     graph = module(inputs(0)).sum()  # of the eager calls before
     bias.grad = kept = torch.ones_like(bias)
     node, versions = node_of(weight), (weight._version, bias._version)
-    with lent([weight, bias]) as found:
+    with lent([weight, bias]) as lent_tensors:
         assert (module.weight is weight, type(weight)) == (True, nn.Parameter)
         assert node_of(weight) is not node
-        assert [tensor for _, tensor in found.values()] == [weight, bias]
+        assert [tensor for _, tensor in lent_tensors.values()] == [weight, bias]
         module(inputs(1)).sum().backward()
         with torch.no_grad():
             weight.add_(1)
@@ -152,7 +152,7 @@ def test_a_leaf_is_whole_again_after_an_error() -> None:
 
 
 def node_of(leaf: Tensor) -> Any:
-    """Autograd's."""
+    """The node by which autograd adds to the leaf's gradient."""
     edge = leaf.view_as(leaf).grad_fn
     assert edge is not None
     return edge.next_functions[0][0]
@@ -160,14 +160,14 @@ def node_of(leaf: Tensor) -> Any:
 
 @refuses_kept_nodes
 def test_a_whole_step_where_nodes_are_kept_and_hooked() -> None:
-    """``DistributedDataParallel`` keeps such nodes: made on the default stream, alive for good, and not to be
-    exchanged."""
+    """Nodes as ``DistributedDataParallel`` keeps them: made on the default stream, always alive, and with hooks, so
+    that they cannot be exchanged."""
     ended, given = [], []
     for captures in (False, True):
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).to(DEVICE)
-        nodes = [node_of(one) for one in model.parameters()]
-        handles = [node.register_prehook(lambda grads: tuple(one * 2 for one in grads)) for node in nodes]
+        nodes = [node_of(parameter) for parameter in model.parameters()]
+        handles = [node.register_prehook(lambda grads: tuple(grad * 2 for grad in grads)) for node in nodes]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
         def step(x: Tensor, model: Any = model, optimizer: Any = optimizer) -> Tensor:
@@ -182,13 +182,13 @@ def test_a_whole_step_where_nodes_are_kept_and_hooked() -> None:
         for number in range(12):
             mark_step_begin()
             losses.append(run(inputs(number)).clone())
-        given.append([*losses, *[one.detach() for one in model.parameters()]])
+        given.append([*losses, *[parameter.detach() for parameter in model.parameters()]])
         ended.append(run)
         del handles
-    assert [bits(one) for one in given[1]] == [bits(one) for one in given[0]]
+    assert [bits(tensor) for tensor in given[1]] == [bits(tensor) for tensor in given[0]]
     counted = recordings(ended[1])
     assert counted.replays >= 8 if TAKES_KEPT_NODES else counted.eager_calls, counted.findings
-    assert TAKES_KEPT_NODES or any("CG904" in one.code for one in counted.findings)
+    assert TAKES_KEPT_NODES or any("CG904" in finding.code for finding in counted.findings)
 
 
 @contextlib.contextmanager
@@ -205,12 +205,12 @@ def another_thread() -> Iterator[None]:
 
 
 def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes of leaves belong to streams, as far as regions know."""
+    """Have regions treat the device as one with streams, to which nodes of leaves belong."""
     monkeypatch.setattr(leaf_swap, "captures_kernels", lambda device: True)
 
 
 def test_nothing_is_lent_while_there_are_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those calls run eagerly, which is told once. When the threads have ended the region is recorded."""
+    """While other threads run calls are eager, with one warning. When the threads have ended the region is recorded."""
     on_a_device(monkeypatch)
     mine, theirs = captured_twins(Block)
     swapped, real = list[Tensor](), swap_tensors
@@ -243,14 +243,14 @@ def test_nothing_is_lent_while_there_are_other_threads(monkeypatch: pytest.Monke
 
 
 def test_arguments_are_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that uses no weights is recorded whatever threads there are."""
+    """Tensors that come as arguments are not exchanged, so that such a body is recorded beside other threads."""
     on_a_device(monkeypatch)
     f, w = capture(lambda x, w: torch.tanh(x @ w)), inputs(3, 6, 6).requires_grad_()
     with another_thread():
         for number in range(8):
             x = inputs(number, 6, 6)
-            found = torch.autograd.grad(f(x, w).sum(), w)
-            assert bits(found[0]) == bits(torch.autograd.grad(torch.tanh(x @ w).sum(), w)[0])
+            grads = torch.autograd.grad(f(x, w).sum(), w)
+            assert bits(grads[0]) == bits(torch.autograd.grad(torch.tanh(x @ w).sum(), w)[0])
     assert recordings(f).eager_calls == 0
     assert recordings(f).replays >= 8
 
@@ -274,7 +274,7 @@ def test_threads_that_run_no_code_of_users(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(threading, "enumerate", lambda: [here, *({*enumerate_all()} - before)])
     assert not threads.others_may_run()
     queue, monitor = multiprocessing.get_context("fork").Queue(), Monitor()
-    queue.put(1)  # starts its thread
+    queue.put(1)  # starts the queue's own thread
     monitor.start()
     assert len(threading.enumerate()) == 3
     assert not threads.others_may_run()
@@ -288,7 +288,7 @@ def test_threads_that_run_no_code_of_users(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_threads_of_c_count_while_they_run_python() -> None:
-    """A thread of autograd's, for example, in which a hook has asked for the current thread."""
+    """A thread that C code started counts as another thread as long as it runs Python, as autograd's does in a hook."""
     idle, running, go_on = threading.Event(), threading.Event(), threading.Event()
 
     def run() -> None:
@@ -309,7 +309,8 @@ def test_threads_of_c_count_while_they_run_python() -> None:
 
 
 def test_looking_at_threads_keeps_nothing_of_what_runs() -> None:
-    """Not even until the collector comes: a frame that held itself would keep the tensors of all its callers."""
+    """Asking for other threads' frames must leave no cycle: a frame that held itself would keep the tensors of all its
+    callers until the next collection."""
 
     def look() -> weakref.ref[Tensor]:
         local = torch.ones(3)
@@ -325,14 +326,15 @@ def test_looking_at_threads_keeps_nothing_of_what_runs() -> None:
 
 
 def test_a_thread_of_autograds_own_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device a checkpointed block runs anew in such a thread, while the one that asked for gradients waits."""
+    """On a GPU a checkpointed block runs again in autograd's thread, while the thread that asked for gradients waits:
+    the waiting one does not count."""
     asker, enumerate_all, before = threading.current_thread(), threading.enumerate, {*threading.enumerate()}
     monkeypatch.setattr(threading, "enumerate", lambda: [asker, *({*enumerate_all()} - before)])
-    found: list[bool] = []
+    answers: list[bool] = []
     over = threading.Semaphore(0)
 
     def look() -> None:
-        found.append(threads.others_may_run())
+        answers.append(threads.others_may_run())
         over.release()
 
     for task in (NO_TASK, 1):
@@ -342,7 +344,7 @@ def test_a_thread_of_autograds_own_is_waited_for(monkeypatch: pytest.MonkeyPatch
     with another_thread():
         _thread.start_new_thread(look, ())
         over.acquire()
-    assert found == [True, False, True]
+    assert answers == [True, False, True]
 
 
 class Recurrent(nn.Module):
@@ -374,7 +376,7 @@ def test_a_recurrent_region() -> None:
 
 
 def test_a_recurrent_step() -> None:
-    """oneDNN's backward operator gets a tensor that is not there, as no Python caller could give it."""
+    """oneDNN's backward operator for LSTM gets an undefined tensor, which Python code cannot pass."""
     mine, theirs = twins(Recurrent)
 
     def step_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -425,11 +427,12 @@ def test_a_gradient_is_free_once_nobody_needs_it() -> None:
     gradients = [weakref.ref(p.grad.untyped_storage()) for p in mine.parameters()]
     mine.zero_grad()
     gc.collect()
-    assert [one() for one in gradients] == [None] * len(gradients)
+    assert [reference() for reference in gradients] == [None] * len(gradients)
 
 
 def test_a_default_device_changes_nothing() -> None:
-    """A default device is a function mode, under which torch looks attributes up by their names."""
+    """A default device is a function mode, under which torch finds attributes of tensors by name; lending works
+    there."""
     mine, theirs = captured_twins(Block)
     kept: list[Tensor] = []
 
@@ -450,7 +453,7 @@ def test_an_output_that_is_kept_for_ever_does_not_make_the_path_grow(monkeypatch
     know_nothing_of_writes(monkeypatch)
     first, second, third = (capture(lambda x, k=k: torch.sin(x * k)) for k in (2, 3, 4))
     kept = [first(inputs(0)) for _ in range(3)]
-    views = [one[0] for one in kept]
+    views = [output[0] for output in kept]
     for number in range(12):
         mark_step_begin()
         x = inputs(number)
@@ -458,16 +461,16 @@ def test_an_output_that_is_kept_for_ever_does_not_make_the_path_grow(monkeypatch
         assert bits(y) == bits(torch.sin(torch.sin(x * 3) * 4))
         z = second(y)
         assert bits(z) == bits(torch.sin(y * 3))
-    assert all(bits(one) == bits(torch.sin(inputs(0) * 2)) for one in kept)
-    assert [bits(one) for one in views] == [bits(one[0]) for one in kept]
-    assert recordings(second).recordings <= 5  # one of them beside what is kept
+    assert all(bits(output) == bits(torch.sin(inputs(0) * 2)) for output in kept)
+    assert [bits(tensor) for tensor in views] == [bits(tensor[0]) for tensor in kept]
+    assert recordings(second).recordings <= 5  # one of them below the outputs that are kept
     assert recordings(second).replays >= 16
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("knows", [True, False])
 def test_a_held_output_that_only_garbage_holds(knows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output is pinned, and then a collection frees it."""
+    """An output in a cycle is pinned, and a later collection frees it."""
     if not knows:
         know_nothing_of_writes(monkeypatch)
     first, second = capture(lambda x: x * 2), capture(lambda x: x + 1)

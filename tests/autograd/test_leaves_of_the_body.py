@@ -79,13 +79,13 @@ def test_as_in_eager(body: Body, frozen: bool) -> None:
     def run(x: Tensor) -> Tensor:
         return body(model, x)
 
-    f, found = capture(run), list[list[bytes]]()
+    f, logs = capture(run), list[list[bytes]]()
     for call in (run, f):
         log = []
         model.zero_grad()
         for number in range(STEPS):
-            log += [bits(call(inputs(number))), *[bits(one.grad) for one in model.parameters()]]
-        found.append(log)
-    assert found[0] == found[1]
+            log += [bits(call(inputs(number))), *[bits(parameter.grad) for parameter in model.parameters()]]
+        logs.append(log)
+    assert logs[0] == logs[1]
     counted = recordings(f)
     assert counted.replays >= 3, counted.findings

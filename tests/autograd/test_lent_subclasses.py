@@ -1,4 +1,5 @@
-"""Leaves that hold other tensors are lent to a body like plain ones, and what could not be lent is named."""
+"""Parameters of tensor subclasses that hold other tensors are lent like plain ones (see ``test_leaf_swap``), and the
+path of one that cannot be lent is named."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def whole(tensor: Any) -> Any:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> list[SavedGraph]:
-    """The programs of all regions that get recorded. Regions take the tensors for those of a device."""
+    """The backward programs of all regions recorded in the test, which treat the CPU as a device with streams."""
     on_a_device(monkeypatch)
     settled, settle = list[SavedGraph](), Region.settle
 
@@ -65,27 +66,27 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[SavedGraph]:
 
 
 def test_graphs_end_at_nodes_of_the_runs_own(mesh: DeviceMesh, programs: list[SavedGraph]) -> None:
-    """Although an earlier loss keeps the parameters'."""
+    """Recorded graphs end at the exchanged tensors' nodes, although an earlier loss keeps the parameters' own."""
     mine, theirs = split(mesh), split(mesh)
-    kept = [one(inputs(99)).sum() for one in (mine, theirs)]
-    nodes = [node_of(one) for one in mine.parameters()]
+    kept = [model(inputs(99)).sum() for model in (mine, theirs)]
+    nodes = [node_of(parameter) for parameter in mine.parameters()]
     capture(mine)
     for number in range(8):
-        found = []
-        for one in (mine, theirs):
-            one.zero_grad()
-            y = one(inputs(number))
+        values = []
+        for model in (mine, theirs):
+            model.zero_grad()
+            y = model(inputs(number))
             y.square().mean().backward()
-            found.append([bits(y), *[whole(p.grad) for p in one.parameters()]])
-        assert found[0] == found[1], number
+            values.append([bits(y), *[whole(p.grad) for p in model.parameters()]])
+        assert values[0] == values[1], number
     assert recordings(mine).replays >= 6, recordings(mine)
     assert programs
     for program in programs:
         assert program.foreign == ()
         assert {*map(id, program.parameters)} == {*map(id, mine.parameters())}
         assert not {id(edge.node) for edge in program.inputs} & set(map(id, nodes))
-    for one in kept:
-        one.backward()
+    for loss in kept:
+        loss.backward()
     assert [whole(p.grad) for p in mine.parameters()] == [whole(p.grad) for p in theirs.parameters()]
 
 
@@ -108,9 +109,9 @@ def test_lent_ones_are_themselves_again(mesh: DeviceMesh) -> None:
     weight: Any = nn.Parameter(distribute_tensor(torch.ones(4, 4, device=DEVICE), mesh, [Replicate()]))
     graph, version = (weight * 2).sum(), weight._version
     node, local = node_of(weight), weight._local_tensor
-    with contextlib.suppress(KeyError), lent([weight]) as found:
+    with contextlib.suppress(KeyError), lent([weight]) as lent_tensors:
         assert node_of(weight) is not node
-        assert [tensor for _, tensor in found.values()] == [weight]
+        assert [tensor for _, tensor in lent_tensors.values()] == [weight]
         (weight * 3).sum().backward()
         with torch.no_grad():
             weight.add_(1)
@@ -129,15 +130,15 @@ def test_lent_ones_are_themselves_again(mesh: DeviceMesh) -> None:
 
 
 def test_what_could_not_be_lent_is_named(programs: list[SavedGraph], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its path, in what stops a capture of the backward pass."""
+    """A parameter to which C++ has a weak reference stays; the error of a failed backward capture names its path."""
     mine, _ = captured_twins(Block)
     weak = torch._C._WeakTensorRef(mine.m[0].a.weight)  # type: ignore[attr-defined]
     for number in range(5):
         mine.m[0](inputs(number)).sum().backward()
     assert not weak.expired()
     told = "self.a.weight, to which C++ code has a weak reference"
-    assert {one for program in programs for one in program.foreign_ends} == {told}
-    program = next(one for one in programs if one.foreign_ends)
+    assert {end for program in programs for end in program.foreign_ends} == {told}
+    program = next(candidate for candidate in programs if candidate.foreign_ends)
     monkeypatch.setattr(saved_graph, "is_capturing_now", lambda: True)
     monkeypatch.setattr(saved_graph, "is_capturing", lambda: True)
 
@@ -151,25 +152,26 @@ def test_what_could_not_be_lent_is_named(programs: list[SavedGraph], monkeypatch
 
 
 def test_a_body_that_casts_what_it_is_lent(programs: list[SavedGraph]) -> None:
-    """In a block of the caller's, whose cache lives on: nothing of it keeps what was lent from going back."""
+    """Autocast's cache outlives the call, as the block is the caller's: it must hold none of the exchanged tensors."""
     mine, theirs = captured_twins(Block)
     for number in range(8):
-        found = []
-        for one in (mine, theirs):
-            one.zero_grad()
-            leaves = list(one.parameters())
+        values = []
+        for model in (mine, theirs):
+            model.zero_grad()
+            leaves = list(model.parameters())
             with torch.autocast(DEVICE.type, torch.bfloat16):
-                y = one.m[0](inputs(number))
+                y = model.m[0](inputs(number))
             y.float().sum().backward()
-            assert all(now is before for now, before in zip(one.parameters(), leaves, strict=True))
-            found.append([bits(y.float()), *[bits(p.grad) for p in one.parameters()]])
-        assert found[0] == found[1], number
+            assert all(now is before for now, before in zip(model.parameters(), leaves, strict=True))
+            values.append([bits(y.float()), *[bits(p.grad) for p in model.parameters()]])
+        assert values[0] == values[1], number
     assert recordings(mine.m[0]).replays >= 6
+    assert programs
     assert all(program.foreign == () for program in programs)
 
 
 class Copying(nn.Module):
-    """Reads its weight through a copy, as a recording does where the weight lies elsewhere in every call."""
+    """Reads its weight through a copy, as a recording does with a weight whose address changes in every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,8 +185,8 @@ class Copying(nn.Module):
 def test_what_is_saved_of_a_copy_is_found_in_the_original(
     programs: list[SavedGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the recording hands out no copy, which is another tensor soon. On the CPU, as this test finds copies by
-    what they hold, and the host would wait for a device."""
+    """The graph saves the weight itself and not the copy, whose memory the next call overwrites. This test runs on the
+    CPU alone: it finds copies by their bytes, for which the host would wait for a GPU."""
 
     def original(_: ObserveMode, tensor: Tensor) -> Tensor | None:
         weight, storage = mine.m[0].weight.detach(), tensor.untyped_storage()
@@ -196,20 +198,21 @@ def test_what_is_saved_of_a_copy_is_found_in_the_original(
 
     monkeypatch.setattr(ObserveMode, "original", original)
     with without_default_device():
-        mine, theirs = (one.to("cpu") for one in captured_twins(Copying))
+        mine, theirs = (model.to("cpu") for model in captured_twins(Copying))
         for number in range(8):
-            found = []
-            for one in (mine, theirs):
+            values = []
+            for model in (mine, theirs):
                 x = inputs(number).cpu().requires_grad_()
-                one.zero_grad()
-                one.m[0](x).square().mean().backward()
-                found.append([bits(x.grad), bits(one.m[0].weight.grad)])
-            assert found[0] == found[1], number
-    assert recordings(mine.m[0]).replays >= 4  # the function above is one that only a library leads to
+                model.zero_grad()
+                model.m[0](x).square().mean().backward()
+                values.append([bits(x.grad), bits(model.m[0].weight.grad)])
+            assert values[0] == values[1], number
+    assert recordings(mine.m[0]).replays >= 4  # ``original`` above is a function of the test that the library calls
     weight = mine.m[0].weight
+    assert programs
     for program in programs:
         assert program.num_saved == 1  # what comes out of tanh
-        assert [one is weight for one in program.held] == [True]
+        assert [tensor is weight for tensor in program.held] == [True]
 
 
 @pytest.mark.parametrize("lead", [0, 32])

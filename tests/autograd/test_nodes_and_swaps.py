@@ -1,4 +1,4 @@
-"""Parameters of a captured step that torch swaps, and hooks on the nodes that add to their gradients."""
+"""Captured steps whose parameters ``swap_tensors`` exchanges, or whose gradient nodes get hooks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def no_plans() -> Iterator[None]:
 
 
 def steps(change: Change, kind: str, optimizer: str, *, captured: bool) -> tuple[list[Any], Any]:
-    """What each of some calls gives and leaves, with a change before the sixth."""
+    """Loss, weight and gradient of each call, with the change before the sixth; and the function."""
     torch.manual_seed(0)
     net = nn.Linear(3, 3)
     settings = getattr(torch.optim, optimizer)(net.parameters(), 0.1)
@@ -35,12 +35,12 @@ def steps(change: Change, kind: str, optimizer: str, *, captured: bool) -> tuple
         return loss.detach()
 
     def part(x: Tensor) -> Tensor:
-        found: Tensor = net(x).pow(2).sum()
-        return found
+        total: Tensor = net(x).pow(2).sum()
+        return total
 
     body: Any = whole if kind == "whole step" else part
     run = capture(body) if captured else body
-    found: list[Any] = []
+    values: list[Any] = []
     kept = []
     for number in range(CALLS):
         if number == 5:
@@ -51,9 +51,9 @@ def steps(change: Change, kind: str, optimizer: str, *, captured: bool) -> tuple
         if kind == "region":
             loss.backward()
         assert net.weight.grad is not None
-        found += [loss.tolist(), net.weight.tolist(), net.weight.grad.tolist()]
+        values += [loss.tolist(), net.weight.tolist(), net.weight.grad.tolist()]
         del loss
-    return found, run
+    return values, run
 
 
 def swap(net: nn.Linear, _: Any) -> None:
@@ -126,7 +126,7 @@ def test_a_hook_that_is_removed_again_leaves_the_recording_of_before() -> None:
             loss.backward()
             return loss.detach()
 
-        step, found, node = capture(body) if captured else body, [], node_of(net.weight)
+        step, gradients, node = capture(body) if captured else body, [], node_of(net.weight)
         for number in range(CALLS):
             if number == 4:
                 handle = node.register_prehook(lambda grads: (grads[0] * 3,))
@@ -134,9 +134,9 @@ def test_a_hook_that_is_removed_again_leaves_the_recording_of_before() -> None:
                 handle.remove()
             step(torch.full((2, 3), number + 1.0))
             assert net.weight.grad is not None
-            found.append(net.weight.grad.tolist())
-        return found, step
+            gradients.append(net.weight.grad.tolist())
+        return gradients, step
 
-    found, step = run(captured=True)
-    assert found == run(captured=False)[0]
+    gradients, step = run(captured=True)
+    assert gradients == run(captured=False)[0]
     assert recordings(step).replays >= 4

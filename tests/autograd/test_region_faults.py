@@ -1,5 +1,5 @@
-"""Whatever goes wrong in this library once the body of a region has run: the call gives eager's result, with gradients,
-its one finding is told, and nothing runs twice."""
+"""An error of the library after a region's body has run: the call gives eager's result with gradients and one finding,
+and nothing runs twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def not_strict() -> Iterator[None]:
 
 
 class Net(nn.Module):
-    """A weight used twice, one that is an argument, a buffer and attributes that are written, one with a graph."""
+    """Uses a weight twice, and writes a buffer and attributes, one of them with a graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,21 +81,21 @@ BACKWARD = {"there": (training_region, "acting_for"), "inputs": (Frame, "_of_inp
             "sum": (training_region, "_added")}  # fmt: skip
 
 
-def train(one: Any, w: Tensor, number: int) -> list[Any]:
+def train(net: Any, w: Tensor, number: int) -> list[Any]:
     torch.manual_seed(number)
     x = inputs(number).requires_grad_()
-    one.zero_grad()
+    net.zero_grad()
     w.grad = None
-    z, total, three = one(x, w)
-    (z.square().sum() + total + one.loss).backward()
-    found = [z, total, one.last, one.loss, x.grad, w.grad, *[p.grad for p in one.parameters()], *one.buffers()]
-    return [three, torch.rand(1).item(), *map(bits, found)]
+    z, total, three = net(x, w)
+    (z.square().sum() + total + net.loss).backward()
+    tensors = [z, total, net.last, net.loss, x.grad, w.grad, *[p.grad for p in net.parameters()], *net.buffers()]
+    return [three, torch.rand(1).item(), *map(bits, tensors)]
 
 
 def fails(
     monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], call: int, *, after: bool = False, is_told: bool = True
 ) -> Any:
-    """Train twins, of which the captured one meets a fault in one call. ``is_told``: for certain."""
+    """Train twins, of which the captured one meets a fault in one call. ``is_told``: the finding has to be there."""
     mine, theirs = twins(Net)
     weights = [torch.eye(6, device=DEVICE).requires_grad_() for _ in range(2)]
     capture(mine)
@@ -105,10 +105,10 @@ def fails(
             left = once(patch, *where, after=after) if number == call else []
             assert train(mine, weights[0], number) == expected, number
             assert not left
-    found = recordings(mine)
-    codes = [one.code for one in found.findings if one.code == "CG905"]
+    counts = recordings(mine)
+    codes = [finding.code for finding in counts.findings if finding.code == "CG905"]
     assert codes == ["CG905"] or not (codes or is_told)
-    return found
+    return counts
 
 
 @pytest.mark.one_in(3)
@@ -122,7 +122,8 @@ def test_a_watched_run(monkeypatch: pytest.MonkeyPatch, name: str, after: bool) 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*AFTER_THE_BODY, *RECORDED])
 def test_a_recording_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """What is raised within a capture may be the driver's: it counts as the capture's; another call tries again."""
+    """An error within a capture may come from the driver, so it counts as a failed capture, which another call tries
+    again."""
     fails(monkeypatch, {**AFTER_THE_BODY, **RECORDED}[name], 2, is_told=EXECUTES or name in RECORDED)
 
 
@@ -131,12 +132,12 @@ def test_a_recording_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 @pytest.mark.parametrize("name", BACKWARD)
 def test_a_backward_pass(monkeypatch: pytest.MonkeyPatch, name: str, call: int) -> None:
     if call == 4 and name in ("sum", "backward"):
-        call = 2  # a replay runs neither
+        call = 2  # of the calls after the first two, which replay, none runs these
     fails(monkeypatch, BACKWARD[name], call, is_told=EXECUTES or name != "sum" or call == 1)
 
 
 def test_a_backward_pass_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread has no settings but the process's, as autograd's own threads: those of the forward pass hold."""
+    """Other threads have the process's settings alone, and autograd's are such: those of the forward pass count."""
     mine, theirs = twins(Net)
     weight = torch.eye(6, device=DEVICE).requires_grad_()
     capture(mine)
@@ -154,7 +155,7 @@ def test_a_backward_pass_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> N
         assert x.grad is not None
         assert y.grad is not None
         assert bits(x.grad) == bits(y.grad), number
-    assert [one.code for one in recordings(mine).findings if one.code == "CG905"] == ["CG905"]
+    assert [finding.code for finding in recordings(mine).findings if finding.code == "CG905"] == ["CG905"]
 
 
 @pytest.mark.parametrize("where", [(training_region, "_parted"), (Region, "is_measured")], ids=["begin", "end"])
@@ -164,7 +165,7 @@ def test_a_replay(monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]) -> No
 
 @pytest.mark.skipif(not EXECUTES, reason="a capture executes nothing: the body runs once more")
 def test_gradients_of_gradients_and_writes_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Second derivatives of what such a call gave, and writes to it, raise; they never go on with other numbers."""
+    """After a fault second derivatives of the call's results, and writes to them, raise; no other values come out."""
     for write in (False, True):
         mine, theirs = twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)))
         capture(mine)
@@ -187,7 +188,7 @@ def test_gradients_of_gradients_and_writes_afterwards(monkeypatch: pytest.Monkey
 
 
 def test_what_a_users_function_raises_comes_out_once() -> None:
-    """In the backward pass: it is run once, and nothing is said of this library."""
+    """A user's function that raises in the backward pass runs once, and no finding blames this library."""
     ran: list[int] = []
 
     class Raising(torch.autograd.Function):
@@ -209,4 +210,4 @@ def test_what_a_users_function_raises_comes_out_once() -> None:
         with pytest.raises(KeyError, match="the user's"):
             f(inputs(number).requires_grad_()).sum().backward()
         assert ran == [1], number
-    assert not [one.code for one in recordings(f).findings if one.code == "CG905"]
+    assert not [finding.code for finding in recordings(f).findings if finding.code == "CG905"]

@@ -114,11 +114,11 @@ def test_what_is_said_about_a_region() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", CaptureWarning)
         both(step, mine, theirs)
-    found = recordings(mine.m[0])
-    assert found.recordings == 2
-    assert found.eager_calls == 0
-    assert found.replays >= 2 * (STEPS - 4)
-    assert any(one.code == "CG501" for one in found.findings)
+    counts = recordings(mine.m[0])
+    assert counts.recordings == 2
+    assert counts.eager_calls == 0
+    assert counts.replays >= 2 * (STEPS - 4)
+    assert any(finding.code == "CG501" for finding in counts.findings)
     assert [plan.outcome for plan in plans(mine.m[0])] == ["record", "record"]
     assert explain(mine.m[0])(inputs(0)).outcome == "record"
     reset(mine.m[0])
@@ -236,8 +236,8 @@ def test_a_backward_in_another_thread() -> None:
 
 @pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
 def test_a_backward_in_a_thread_of_autograd_itself(monkeypatch: pytest.MonkeyPatch, marks: bool) -> None:
-    """On accelerators autograd runs nodes in its own thread, while the thread of the forward pass waits: the tree and
-    the marks of that one are used."""
+    """On a GPU autograd runs nodes in a thread of its own, while the thread of the forward pass waits: the waiting
+    thread's tree and marks are used."""
     monkeypatch.setattr(thread_trees, "_runs_for", lambda _: True)
     mine, theirs = captured_twins(Block)
 
@@ -254,19 +254,19 @@ def test_a_backward_in_a_thread_of_autograd_itself(monkeypatch: pytest.MonkeyPat
 
     both(step, mine, theirs)
     replayed(mine, 2 * (STEPS - 4))
-    found = recordings(mine.m[0])
-    assert (found.recordings, found.kept_outputs) == (2, 0)
+    counts = recordings(mine.m[0])
+    assert (counts.recordings, counts.kept_outputs) == (2, 0)
 
 
 def test_settings_hold_in_a_thread_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_trees, "_runs_for", lambda _: True)
-    found: list[tuple[bool, int]] = []
+    settings: list[tuple[bool, int]] = []
 
     def run() -> None:
         before = (config.current().poison, _step.steps_begun())
         with thread_trees.acting_for(there):
             mark_step_begin()
-            found.append((config.current().poison, _step.steps_begun()))
+            settings.append((config.current().poison, _step.steps_begun()))
         assert (config.current().poison, _step.steps_begun()) == before
 
     with config.patch(poison=True):
@@ -275,7 +275,7 @@ def test_settings_hold_in_a_thread_of_autograd(monkeypatch: pytest.MonkeyPatch) 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert found == [(True, 2)]
+    assert settings == [(True, 2)]
     assert _step.steps_begun() == 2
 
 

@@ -1,4 +1,4 @@
-"""What cannot be cut off runs eagerly and says so; random orders of passes; checkpoints and saved tensors."""
+"""Bodies that cannot be a region run eagerly with a finding; random orders of passes; checkpoints; saved tensors."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_state_left_with_a_graph() -> None:
 
 
 def test_a_closure_tensor_with_a_graph_of_its_own() -> None:
-    found = []
+    logs = []
     for enabled in (False, True):
         torch.manual_seed(0)
         base = torch.randn(6, 6, device=DEVICE, requires_grad=True)
@@ -111,8 +111,8 @@ def test_a_closure_tensor_with_a_graph_of_its_own() -> None:
             held["w"] = base * number if number not in (3, 7) else base.detach().requires_grad_()
             f(inputs(number)).sum().backward()
             log += [bits(base.grad), bits(held["w"].grad) if number in (3, 7) else None]
-        found.append(log)
-    assert found[0] == found[1]
+        logs.append(log)
+    assert logs[0] == logs[1]
     assert recordings(f).replays >= 8
 
 
@@ -131,11 +131,11 @@ def test_regions_die_with_their_modules() -> None:
     for tree in thread_trees.trees_here().values():
         tree.sweep()
     gc.collect()
-    assert [one() for one in references] == [None, None]
+    assert [reference() for reference in references] == [None, None]
 
 
 def test_nothing_is_kept_after_a_step() -> None:
-    """What autograd saved dies with the backward pass, as in eager."""
+    """Tensors that autograd saved are freed with the backward pass, as in eager."""
     mine, _ = captured_twins(Block)
     for number in range(8):
         mine.m[0](inputs(number)).sum().backward()
@@ -145,7 +145,8 @@ def test_nothing_is_kept_after_a_step() -> None:
 
 
 class Play:
-    """A random program over four regions: what a training loop may do, in any order. Draws depend on ``seed`` alone."""
+    """A random program over four regions: actions of a training loop in any order. Its choices depend on ``seed``
+    alone."""
 
     def __init__(self, model: Any, seed: int) -> None:
         self.model, self.random = model, random.Random(seed)
@@ -190,7 +191,7 @@ class Play:
             del self.pending[index]
         try:
             loss.backward(retain_graph=retain)
-        except RuntimeError as error:  # parameters were written since
+        except RuntimeError as error:  # torch's error: parameters were written between the two passes
             return [type(error).__name__, "modified by an inplace operation" in str(error)]
         return [bits(loss), *[bits(leaf.grad) for leaf in leaves if leaf.is_leaf]]
 
@@ -247,7 +248,8 @@ def test_random_programs(seed: int, poison: bool) -> None:
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_around_a_region(reentrant: bool) -> None:
-    """Hooks on saved tensors see what eager saves: under them, as in a checkpoint, functions run inline, and say so."""
+    """A checkpoint without ``use_reentrant`` puts hooks on saved tensors, which must see what eager saves: functions
+    run inline under them, with a finding."""
     mine, theirs = captured_twins(lambda: Block(drop=0.3))
 
     def step(model: Any, number: int) -> Tensor:
@@ -260,9 +262,9 @@ def test_a_checkpoint_around_a_region(reentrant: bool) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CaptureWarning)
         both(step, mine, theirs)
-    assert ["CG805" in str(one.message) for one in caught] == ([] if reentrant else [True])
-    found = recordings(mine.m[0])
-    assert (bool(found.replays), found.eager_calls) == ((True, 0) if reentrant else (False, 2 * STEPS))
+    assert ["CG805" in str(warning.message) for warning in caught] == ([] if reentrant else [True])
+    counts = recordings(mine.m[0])
+    assert (bool(counts.replays), counts.eager_calls) == ((True, 0) if reentrant else (False, 2 * STEPS))
 
 
 def test_hooks_on_saved_tensors_see_what_eager_saves() -> None:
@@ -288,7 +290,8 @@ def test_hooks_on_saved_tensors_see_what_eager_saves() -> None:
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 def test_a_weight_whose_cast_autocast_has_cached() -> None:
-    """The cache refers to the weight weakly, and torch exchanges no such tensor: the cache is emptied."""
+    """Autocast's cache has a weak reference to the weight, and torch swaps no such tensor: the cache is emptied
+    first."""
     mine, theirs = captured_twins(lambda: nn.Linear(6, 6))
 
     def step(model: Any, number: int) -> Tensor:
@@ -305,8 +308,8 @@ def test_a_weight_whose_cast_autocast_has_cached() -> None:
 
 
 def test_what_autograd_saved_may_be_kept() -> None:
-    """Between the two passes of a region are tensors that no user gets, unless the graph is asked: they are new ones,
-    or the same objects again where nobody has them."""
+    """``grad_fn.saved_tensors`` gives tensors that a region saves between its passes: whoever keeps them keeps their
+    values, and without holders the same objects serve again."""
     module = capture(Block()).to(DEVICE)
     held: list[tuple[Any, list[Any]]] = []
     for number in range(14):
@@ -314,19 +317,20 @@ def test_what_autograd_saved_may_be_kept() -> None:
         y = module(inputs(number))
         if number % 3 == 1:
             saved = y.grad_fn.saved_tensors
-            held.append((saved, [bits(one) for one in saved]))
+            held.append((saved, [bits(tensor) for tensor in saved]))
         if number % 4 != 2:
             y.square().sum().backward()
         for kept, values in held:
-            assert [bits(one) for one in kept] == values
+            assert [bits(tensor) for tensor in kept] == values
         if number == 9:
             held.clear()
     assert recordings(module).replays >= 10
 
 
 def test_a_parameter_unfrozen_before_the_recording() -> None:
-    """The run that shows that gradients are needed after all saved an input in the pool, and is no recording."""
-    found = []
+    """The run that first shows that gradients are needed has saved an input in the pool, so it does not become a
+    recording."""
+    logs = []
     for enabled in (False, True):
         torch.manual_seed(0)
         holder = nn.Linear(6, 6, bias=False, device=DEVICE).requires_grad_(False)
@@ -343,12 +347,12 @@ def test_a_parameter_unfrozen_before_the_recording() -> None:
             holder.weight.grad = None
             y.square().mean().backward()
             log.append(bits(holder.weight.grad))
-        found.append(log)
-    assert found[0] == found[1]
+        logs.append(log)
+    assert logs[0] == logs[1]
 
 
 def test_memory_of_a_parameter_replaced_before_the_backward() -> None:
-    """``.data =`` takes nothing from a view that was saved."""
+    """A view that the graph saved keeps its memory when ``.data`` of the parameter is set."""
     mine, theirs = twins(lambda: Wrapped(nn.Linear(6, 6), nn.Linear(6, 6)))
     capture(mine.m[0])
 
@@ -381,7 +385,9 @@ def test_gradients_switched_on_inside_alone() -> None:
     for number in range(STEPS):
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore", CaptureWarning)
-            right, found = theirs.m[0](inputs(number)), mine.m[0](inputs(number))
-        assert [bits(one) for one in found] == [bits(one) for one in right]
-        assert [one.requires_grad for one in found] == [True, False] == [one.requires_grad for one in right]
-    assert any("inside alone" in one.what for one in recordings(mine.m[0]).findings)
+            right, results = theirs.m[0](inputs(number)), mine.m[0](inputs(number))
+        assert [bits(tensor) for tensor in results] == [bits(tensor) for tensor in right]
+        assert (
+            [tensor.requires_grad for tensor in results] == [True, False] == [tensor.requires_grad for tensor in right]
+        )
+    assert any("inside alone" in finding.what for finding in recordings(mine.m[0]).findings)

@@ -92,7 +92,7 @@ def test_outputs_written_in_place() -> None:
 
 @pytest.mark.filterwarnings("ignore:CG906")
 def test_frozen_and_unfrozen_parameters() -> None:
-    """Four combinations that take turns are given up, looked at again, and replayed in the end."""
+    """Four combinations of frozen parameters take turns: they are given up, tried again, and replayed in the end."""
     mine, theirs = captured_twins(Block)
 
     def step(model: Any, number: int) -> Tensor:
@@ -141,7 +141,7 @@ def test_replaced_parameters() -> None:
 
 
 def test_closure_weights_that_are_no_parameters() -> None:
-    found = []
+    logs = []
     for enabled in (False, True):
         torch.manual_seed(0)
         w = torch.randn(6, 6, device=DEVICE, requires_grad=True)
@@ -149,15 +149,15 @@ def test_closure_weights_that_are_no_parameters() -> None:
         g = capture(lambda x: torch.tanh(x @ w)) if enabled else lambda x: torch.tanh(x @ w)  # noqa: B023
         log = []
         for number in range(STEPS):
-            for one in (f, g):
+            for function in (f, g):
                 w.grad = None
-                y = one(inputs(number))
+                y = function(inputs(number))
                 y.square().sum().backward()
                 log += [bits(y), bits(w.grad)]
                 with torch.no_grad():
                     w.sub_(torch.as_tensor(w.grad), alpha=0.1)
-        found.append(log)
-    assert found[0] == found[1]
+        logs.append(log)
+    assert logs[0] == logs[1]
     assert recordings(g).replays >= STEPS
 
 
@@ -199,7 +199,7 @@ class Recurrent(nn.Module):
 
 @pytest.mark.parametrize("outside", [True, False], ids=["outside", "inside"])
 def test_autocast_casts_a_weight_once(outside: bool) -> None:
-    """Gradients of all uses in one call are added up in the low precision, as in eager code."""
+    """The weight is cast once in a call, so gradients of all its uses are added in the low precision, as in eager."""
 
     class Cast(Recurrent):
         @override
@@ -221,15 +221,13 @@ def test_autocast_casts_a_weight_once(outside: bool) -> None:
     replayed(mine)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:CG501.*another thread runs:capture.CaptureWarning"
-)  # on a device, before torch 2.13
+@pytest.mark.filterwarnings("ignore:CG501.*another thread runs:capture.CaptureWarning")  # on a GPU, before torch 2.13
 def test_autocasts_cache_is_left_alone_beside_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache belongs to the process, and the other threads may use it."""
+    """Autocast's cache belongs to the process: it is not emptied while another thread may use it."""
     f, ends, cleared = capture(Recurrent()).to(DEVICE), threading.Event(), list[bool]()
     monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(True))
-    other = threading.Thread(target=ends.wait)
-    other.start()
+    waiting = threading.Thread(target=ends.wait)
+    waiting.start()
     try:
         with torch.autocast(DEVICE.type, torch.bfloat16):
             for number in range(4):
@@ -237,7 +235,7 @@ def test_autocasts_cache_is_left_alone_beside_other_threads(monkeypatch: pytest.
             assert not cleared
     finally:
         ends.set()
-        other.join()
+        waiting.join()
 
 
 def test_eval_and_no_grad_calls_in_between() -> None:
@@ -333,7 +331,7 @@ def test_a_custom_function_inside() -> None:
 
 
 def test_gradients_computed_inside() -> None:
-    """Forces of a potential are such: a gradient is part of the result, and is differentiated again outside."""
+    """The body computes a gradient and returns it, as forces of a potential, and the caller differentiates it again."""
 
     class Forces(nn.Module):
         def __init__(self) -> None:

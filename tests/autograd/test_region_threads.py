@@ -1,4 +1,4 @@
-"""One captured function trained in several threads at once: what a call makes is that call's alone."""
+"""One captured function trained in several threads at once: each call's tensors and gradients are its own."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def in_threads(work: Callable[[int], None], count: int = THREADS) -> None:
         gate.wait()
         try:
             work(number)
-        except BaseException as error:  # noqa: BLE001 - handed on
+        except BaseException as error:  # noqa: BLE001 - raised below
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(120)
-        assert not one.is_alive()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
     if errors:
         raise errors[0]
 
@@ -72,9 +72,9 @@ def compared(f: Callable[..., Any], body: Callable[..., Any], loss: Callable[[An
         w = inputs(100 * number + call + 50, 8, 8).requires_grad_()
         y, z = body(x, w), f(x, w)
         right = torch.autograd.grad(loss(y), [x, w])
-        found = torch.autograd.grad(loss(z), [x, w], allow_unused=True)
+        grads = torch.autograd.grad(loss(z), [x, w], allow_unused=True)
         assert bits(loss(z)) == bits(loss(y))
-        assert [bits(one) for one in found] == [bits(one) for one in right]
+        assert [bits(grad) for grad in grads] == [bits(grad) for grad in right]
 
 
 @pytest.mark.one_in(3)
@@ -88,7 +88,7 @@ def test_a_function_that_is_first_called_in_all_threads_at_once(name: str) -> No
 
 @tells_that_it_waits
 def test_a_module_whose_weights_all_threads_read() -> None:
-    """Gradients are asked for, so that nobody adds to what another thread reads."""
+    """Threads use ``autograd.grad``, so that none adds to a ``.grad`` that another reads."""
     for turn in range(4):
         torch.manual_seed(turn)
         module = Block().to(DEVICE)
@@ -96,14 +96,16 @@ def test_a_module_whose_weights_all_threads_read() -> None:
         parameters = list(module.parameters())
         right = {}
         for number in range(THREADS * 6):
-            right[number] = [bits(one) for one in torch.autograd.grad(plain(module, inputs(number)).sum(), parameters)]
+            right[number] = [
+                bits(grad) for grad in torch.autograd.grad(plain(module, inputs(number)).sum(), parameters)
+            ]
         capture(module)
 
         def work(number: int, module: nn.Module = module, parameters: Any = parameters, right: Any = right) -> None:
             for call in range(6):
                 at = number * 6 + call
-                found = torch.autograd.grad(module(inputs(at)).sum(), parameters, allow_unused=True)
-                assert [bits(one) for one in found] == right[at]
+                grads = torch.autograd.grad(module(inputs(at)).sum(), parameters, allow_unused=True)
+                assert [bits(grad) for grad in grads] == right[at]
 
         in_threads(work)
 
@@ -118,18 +120,18 @@ def test_backward_passes_of_one_forward_pass_in_several_threads() -> None:
         x, w = inputs(1, 3, 8).requires_grad_(), inputs(2, 8, 8).requires_grad_()
         y, z = chain(x, w), f(x, w)
         grads = [inputs(30 + number, 3, 8) for number in range(THREADS)]
-        right = [[bits(one) for one in torch.autograd.grad(y, [x, w], grad, retain_graph=True)] for grad in grads]
+        right = [[bits(tensor) for tensor in torch.autograd.grad(y, [x, w], grad, retain_graph=True)] for grad in grads]
 
         def work(number: int, x: Any = x, w: Any = w, z: Any = z, grads: Any = grads, right: Any = right) -> None:
             for _ in range(5):
-                found = torch.autograd.grad(z, [x, w], grads[number], retain_graph=True)
-                assert [bits(one) for one in found] == right[number]
+                values = torch.autograd.grad(z, [x, w], grads[number], retain_graph=True)
+                assert [bits(tensor) for tensor in values] == right[number]
 
         in_threads(work)
 
 
 def test_forward_passes_here_and_their_backward_passes_in_other_threads() -> None:
-    f, found = capture(chain), Counter[int]()
+    f, equal = capture(chain), Counter[int]()
     for turn in range(4):
         calls = []
         for number in range(THREADS):
@@ -140,10 +142,10 @@ def test_forward_passes_here_and_their_backward_passes_in_other_threads() -> Non
         def work(number: int, calls: Any = calls) -> None:
             z, w, right = calls[number]
             z.square().sum().backward()
-            found[number] += bits(w.grad) == right
+            equal[number] += bits(w.grad) == right
 
         in_threads(work)
-    assert found == dict.fromkeys(range(THREADS), 4)
+    assert equal == dict.fromkeys(range(THREADS), 4)
 
 
 def test_every_thread_replays() -> None:
@@ -161,33 +163,33 @@ def test_every_thread_replays() -> None:
 @pytest.mark.parametrize("hooks", [False, True])
 def test_eager_code_of_another_thread_on_the_same_weights(hooks: bool) -> None:
     """The other thread sees the parameters themselves, and their hooks, while they are recorded in this one."""
-    net = nn.Sequential(*[one for _ in range(4) for one in (nn.Linear(16, 16), nn.Tanh())]).to(DEVICE)
+    net = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Tanh())]).to(DEVICE)
     parameters, x, forward = list(net.parameters()), inputs(1, 4, 16), cast("Any", type(net)).forward
 
     def plain(x: Tensor) -> Tensor:
         y: Tensor = forward(net, x)
         return y
 
-    handles = [one.register_hook(lambda grad: grad * 2) for one in parameters if hooks]
-    right = [bits(one) for one in torch.autograd.grad(plain(x).square().sum(), parameters)]
+    handles = [parameter.register_hook(lambda grad: grad * 2) for parameter in parameters if hooks]
+    right = [bits(grad) for grad in torch.autograd.grad(plain(x).square().sum(), parameters)]
     stop, wrong = threading.Event(), list[Any]()
 
-    def other() -> None:
+    def train_eagerly() -> None:
         while not stop.is_set():
-            found = torch.autograd.grad(plain(x).square().sum(), parameters, allow_unused=True)
-            wrong.extend(1 for one, other in zip(found, right, strict=True) if bits(one) != other)
+            grads = torch.autograd.grad(plain(x).square().sum(), parameters, allow_unused=True)
+            wrong.extend(1 for grad, expected in zip(grads, right, strict=True) if bits(grad) != expected)
 
-    thread = threading.Thread(target=other, daemon=True)
+    thread = threading.Thread(target=train_eagerly, daemon=True)
     thread.start()
     try:
         for turn in range(8):
             f = capture(plain)
             for _ in range(4):
                 y = inputs(turn, 2 + turn, 16)
-                found = torch.autograd.grad(f(y).square().sum(), parameters)
+                grads = torch.autograd.grad(f(y).square().sum(), parameters)
                 again = torch.autograd.grad(plain(y).square().sum(), parameters)
-                assert [bits(one) for one in found] == [bits(one) for one in again]
-            assert all(one is other for one, other in zip(net.parameters(), parameters, strict=True))
+                assert [bits(grad) for grad in grads] == [bits(grad) for grad in again]
+            assert all(now is before for now, before in zip(net.parameters(), parameters, strict=True))
     finally:
         stop.set()
         thread.join(60)

@@ -34,7 +34,7 @@ def test_blocks_in_an_eager_loop(optimizer: str, to_none: bool, marks: bool) -> 
     mine, theirs = twins(lambda: nn.Sequential(Block(), Block(), Block()))
     for block in mine:
         capture(block)
-    optimizers = {id(one): OPTIMIZERS[optimizer](one.parameters()) for one in (mine, theirs)}
+    optimizers = {id(twin): OPTIMIZERS[optimizer](twin.parameters()) for twin in (mine, theirs)}
 
     def step(model: nn.Module, number: int) -> Tensor:
         if marks:
@@ -71,8 +71,8 @@ def test_several_forwards_and_backwards_in_any_order(order: tuple[int, ...]) -> 
 
 
 def test_forward_and_backward_passes_take_the_straight_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saved tensors lie side by side, short ones among long ones, and share no memory."""
-    long_ways: list[int] = []
+    """In the last steps no forward or backward pass goes through ``dispatch``, the long way of a call."""
+    long_ways, earlier = list[int](), list[int]()
     whole = _dispatch.dispatch
 
     def counted(captured: Captured, values: Any, now: Any) -> Any:
@@ -84,6 +84,7 @@ def test_forward_and_backward_passes_take_the_straight_way(monkeypatch: pytest.M
 
     def step(model: Any, number: int) -> Tensor:
         if number == STEPS - 2:
+            earlier.extend(long_ways)
             long_ways.clear()
         model.zero_grad()
         x: Tensor = inputs(number)
@@ -93,6 +94,7 @@ def test_forward_and_backward_passes_take_the_straight_way(monkeypatch: pytest.M
         return x
 
     both(step, mine, theirs)
+    assert earlier
     assert not long_ways
 
 
@@ -196,7 +198,8 @@ def test_structures_unused_outputs_and_undefined_gradients(use: str) -> None:
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # CG107 where one is an input
 @pytest.mark.parametrize("inside", [True, False])
 def test_zeros_without_memory(inside: bool) -> None:
-    """What autograd makes of ``sgn`` in a backward pass, or gives to one, and hands out as a gradient."""
+    """Tensors of zeros without memory (``_efficientzerotensor``), which the backward pass of ``sgn`` makes, as
+    gradients."""
 
     def body(x: Tensor) -> Tensor:
         return (x * 3).sgn() * 2 if inside else x * 3
@@ -268,7 +271,7 @@ def test_micro_batches_accumulate(to_none: bool) -> None:
 
     both(step, mine, theirs)
     replayed(mine)
-    assert [bits(one) for one in kept[id(mine)]] == [bits(one) for one in kept[id(theirs)]]
+    assert [bits(grad) for grad in kept[id(mine)]] == [bits(grad) for grad in kept[id(theirs)]]
 
 
 def test_gradients_kept_by_the_caller_keep_their_values() -> None:
@@ -284,7 +287,7 @@ def test_gradients_kept_by_the_caller_keep_their_values() -> None:
 
     both(step, mine, theirs, 12)
     replayed(mine)
-    assert [bits(one) for one in kept[id(mine)]] == [bits(one) for one in kept[id(theirs)]]
+    assert [bits(grad) for grad in kept[id(mine)]] == [bits(grad) for grad in kept[id(theirs)]]
 
 
 def test_a_region_after_another() -> None:
@@ -324,9 +327,9 @@ def test_weights_shared_between_regions() -> None:
         if id(model) not in weight:
             weight[id(model)] = [capture(lambda x: torch.tanh(x @ model.m[0].weight)),
                                  capture(lambda x: torch.relu(x @ model.m[0].weight.t()))]  # fmt: skip
-        one, two = weight[id(model)]
+        first, second = weight[id(model)]
         model.zero_grad()
-        y = two(one(inputs(number)))
+        y = second(first(inputs(number)))
         y.square().mean().backward()
         return [y]
 

@@ -1,4 +1,4 @@
-"""Results that are part of no graph, or begin one, beside those that are part of the caller's."""
+"""Results that have no graph, or are leaves, beside results that belong to the caller's graph."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEAVES: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
 
 
 def told(results: tuple[Tensor, ...]) -> list[Any]:
-    """What the results are, for autograd too."""
+    """Values of the results, and what autograd says of each."""
     return [(bits(one.detach()), one.requires_grad, one.is_leaf, type(one), one is WEIGHT) for one in results]
 
 
@@ -41,11 +41,11 @@ def test_results_are_leaves_where_those_of_eager_are(name: str, needs: bool) -> 
     captured = capture(body)
     for call in range(5):
         x, twin = (torch.full((3, 3), float(call), requires_grad=needs) for _ in range(2))
-        found, expected = captured(x), body(twin)
-        assert told(found) == told(expected), call
-        for results in (found, expected):
+        mine, expected = captured(x), body(twin)
+        assert told(mine) == told(expected), call
+        for results in (mine, expected):
             WEIGHT.grad = None
-            total = sum(one.sum() for one in results)
+            total = sum(tensor.sum() for tensor in results)
             if isinstance(total, Tensor) and total.requires_grad:
                 total.backward()
         assert (x.grad is None) == (twin.grad is None), call
@@ -89,8 +89,8 @@ def test_a_detached_result_beside_the_one_that_it_is_of(*, is_part: bool) -> Non
         told = []
         for function in (captured, body):
             weight.grad = None
-            y, others = function(x)
-            seen = others["seen"]
+            y, kept = function(x)
+            seen = kept["seen"]
             assert not seen.requires_grad
             assert seen.is_leaf
             seen.add_(1)
@@ -102,7 +102,7 @@ def test_a_detached_result_beside_the_one_that_it_is_of(*, is_part: bool) -> Non
 
 
 def test_a_detached_result_on_an_attribute() -> None:
-    """Hooks keep the result of a layer in this way."""
+    """A detached result that the body keeps on an attribute, as hooks on layers do."""
     weight = torch.full((4,), 1.5, device=DEVICE, requires_grad=True)
     kept: dict[str, torch.Tensor] = {}
 

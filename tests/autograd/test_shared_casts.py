@@ -1,5 +1,5 @@
-"""Several calls in one block of the caller's autocast: a weight is cast once for all, so their gradients add up in the
-low precision."""
+"""Several calls in one autocast block of the caller: a weight is cast once for all of them, so their gradients are
+added in the low precision."""
 
 from __future__ import annotations
 
@@ -87,19 +87,19 @@ def a_recurrence(wrap: Any) -> Made:
 
 
 def of_two_functions(wrap: Any) -> Made:
-    linear, other = _linear(), _linear(1)
-    first, second = wrap(lambda x: linear(x)), wrap(lambda x: torch.tanh(linear(other(x))))
+    linear, outer_linear = _linear(), _linear(1)
+    first, second = wrap(lambda x: linear(x)), wrap(lambda x: torch.tanh(linear(outer_linear(x))))
 
     def step(number: int) -> torch.Tensor:
         with _block():
             made = first(second(first(_inputs(number)))).float() + second(_inputs(number)).float()
         return torch.sum(made.pow(2))
 
-    return nn.ModuleList([linear, other]), step
+    return nn.ModuleList([linear, outer_linear]), step
 
 
 def sometimes_alone(wrap: Any) -> Made:
-    """Once a block for some steps, and then twice."""
+    """One call in each autocast block for some steps, then two."""
     linear = _linear()
     call = wrap(lambda x: linear(x))
 
@@ -114,14 +114,14 @@ def sometimes_alone(wrap: Any) -> Made:
 
 def _gradients(make: Callable[[Any], Made], wrap: Any, steps: int = 9) -> list[list[float]]:
     net, step = make(wrap)
-    found = []
+    values = []
     for number in range(steps):
         net.zero_grad()
         loss = step(number)
         loss.backward()
-        grads = [one.grad for one in net.parameters() if one.grad is not None]
-        found.append([float(loss.detach()), *torch.cat([one.flatten() for one in grads]).tolist()])
-    return found
+        grads = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+        values.append([float(loss.detach()), *torch.cat([grad.flatten() for grad in grads]).tolist()])
+    return values
 
 
 _CASES = [
@@ -130,7 +130,7 @@ _CASES = [
     (around_a_block_without, 0),
     (a_recurrence, 1),  # the first watched run of a key after another call casts for itself
     (of_two_functions, 1),
-    (sometimes_alone, 5),  # the step that shows it is over by then
+    (sometimes_alone, 5),  # the step that first has two calls, and shows it, is over by then
 ]
 
 
@@ -145,7 +145,7 @@ def test_gradients_add_up_as_eagerly(make: Callable[[Any], Made], first: int) ->
 
     wanted, got = _gradients(make, lambda body: body), _gradients(make, wrap)
     assert got[first:] == wanted[first:]
-    assert sum(recordings(one).replays for one in made) >= 4
+    assert sum(recordings(function).replays for function in made) >= 4
 
 
 def _weight_of_a_few_steps() -> Callable[[], object]:

@@ -27,7 +27,7 @@ def mixed(w: Tensor, x: Tensor) -> Tensor:
 
 
 class Scaled(torch.autograd.Function):
-    """A user's function of a tensor that others use, too."""
+    """A user's function of a tensor that other operators use, too."""
 
     @staticmethod
     @override
@@ -79,7 +79,7 @@ def accumulated(f: Body, w: Tensor, number: int) -> list[Any]:
 
 
 def repeated(f: Body, w: Tensor, number: int) -> list[Any]:
-    """Through a graph that is kept."""
+    """Two backward passes through a graph that is kept."""
     y = f(w, torch.tanh(f(w, inputs(number))))
     y.sum().backward(retain_graph=True)
     first = w.grad.clone()  # type: ignore[union-attr]
@@ -88,7 +88,7 @@ def repeated(f: Body, w: Tensor, number: int) -> list[Any]:
 
 
 def hooked(f: Body, w: Tensor, number: int) -> list[Any]:
-    """A hook sees the sum, once."""
+    """A hook on a tensor used several times is called once, with the sum."""
     seen: list[Tensor] = []
 
     def doubled(grad: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def chosen(f: Body, w: Tensor, number: int) -> list[Any]:
 
 
 def recomputed(f: Body, w: Tensor, number: int) -> list[Any]:
-    """Under a checkpoint."""
+    """The call runs again in the backward pass, under a checkpoint."""
     x = inputs(number).requires_grad_()
     y = checkpoint(lambda a: f(w, torch.sin(f(w, a))), x, use_reentrant=True)
     (f(w, y) * y).sum().backward()
@@ -150,8 +150,8 @@ def made(f: Body, program: Program, *, keeps: bool) -> list[Any]:
     for number in range(7):
         if not keeps:
             w.grad = None
-        found = program(f, w, number)
-        log.append([*map(bits, found), bits(w.grad)])
+        tensors = program(f, w, number)
+        log.append([*map(bits, tensors), bits(w.grad)])
         with torch.no_grad():
             w.sub_(w.detach() * 0.01)
     return log
@@ -178,8 +178,8 @@ class Tied(nn.Module):
         self.head = nn.Linear(6, 10, bias=False)
         self.head.weight = self.embedding.weight
         if options.pop("captures"):
-            for one in (self.first, self.second, self.head):
-                capture(one, **options)
+            for module in (self.first, self.second, self.head):
+                capture(module, **options)
 
     @override
     def forward(self, ids: Tensor) -> Tensor:
@@ -196,30 +196,30 @@ def test_tied_weights(steps: int) -> None:
     for captures in (False, True):
         torch.manual_seed(1)
         models.append(Tied(captures=captures).to(DEVICE))
-    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in models]
+    optimizers = [torch.optim.SGD(tied.parameters(), lr=0.1) for tied in models]
     for number in range(8):
-        found = []
+        grads = []
         for model, optimizer in zip(models, optimizers, strict=True):
             optimizer.zero_grad()
             for at in range(steps):
                 generator = torch.Generator(DEVICE).manual_seed(number + at)
                 ids = torch.randint(10, (5,), generator=generator, device=DEVICE)
                 model(ids).logsumexp(-1).mean().backward()
-            found.append([bits(one.grad) for one in model.parameters()])
+            grads.append([bits(parameter.grad) for parameter in model.parameters()])
             optimizer.step()
-        assert found[0] == found[1]
+        assert grads[0] == grads[1]
 
 
 def test_gradients_of_gradients_of_what_is_used_several_times() -> None:
     for before in (0, 4):
         f, log = capture(mixed), []
-        for one in (mixed, f):
+        for function in (mixed, f):
             w, x = nn.Parameter(inputs(99, 6, 6)), inputs(3).requires_grad_()
             for _ in range(before):
-                (one(w, x) @ w).sum().backward()
+                (function(w, x) @ w).sum().backward()
             w.grad = x.grad = None
-            y = one(w, x * 2) @ w
+            y = function(w, x * 2) @ w
             (d,) = torch.autograd.grad(y.sum(), x, create_graph=True)
             (d.square().sum() + y.square().sum()).backward()
-            log.append([kept(one) for one in (d, w.grad, x.grad)])
+            log.append([kept(tensor) for tensor in (d, w.grad, x.grad)])
         assert_same_sums(*log)

@@ -1,6 +1,7 @@
-"""One function, module, region and whole step, from several threads at once: all is as eager computes it, none raises.
+"""A function, a module, a region and a whole step called from several threads at once give eager's values and raise
+nothing.
 
-Threads come in pools that end, as those of servers and of loaders do.
+Threads come in pools that end, as in servers and data loaders.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ def fresh() -> Iterator[None]:
 
 
 def randn(*shape: int) -> Tensor:
-    """Drawn on the CPU: from a device's generator no thread may draw while another one records (``docs/limits.md``)."""
+    """Normal numbers drawn on the CPU: no thread may draw from a GPU's generator while another records
+    (``docs/limits.md``)."""
     return torch.randn(*shape, device="cpu").to(DEVICE)
 
 
 class Net(nn.Module):
-    """Uses a weight twice. Drawn on the CPU, too."""
+    """Uses a weight twice. Its weights are drawn on the CPU, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,18 +101,19 @@ class Shared:
         )
 
     def functional(self) -> bool:
-        """``functional_call`` exchanges parameters meanwhile, so that each thread has modules of its own."""
+        """``functional_call`` exchanges a module's parameters while it runs, so each thread has its own pair of
+        modules."""
 
         def make() -> tuple[Any, Net]:
             pair = Net(), Net()
-            for one in pair:
-                one.load_state_dict(self.eager.state_dict())
+            for net in pair:
+                net.load_state_dict(self.eager.state_dict())
             return capture(pair[0]), pair[1]
 
         x, (ours, eager) = randn(2, 8), self.own("pair", make)
-        others = {name: one.detach() * 2 for name, one in self.eager.named_parameters()}
+        doubled = {name: parameter.detach() * 2 for name, parameter in self.eager.named_parameters()}
         with torch.no_grad():
-            return bits([functional_call(ours, others, (x,))]) == bits([functional_call(eager, others, (x,))])
+            return bits([functional_call(ours, doubled, (x,))]) == bits([functional_call(eager, doubled, (x,))])
 
     def step(self) -> bool:
         def make(*, captured: bool) -> tuple[Net, Callable[[Tensor], Tensor]]:

@@ -105,7 +105,8 @@ def test_a_learning_rate_that_changes_is_never_stale() -> None:
 
 def test_an_optimizer_that_nobody_can_see_is_found_by_its_step() -> None:
     mine, _, theirs, eager = pair(plain_step)
-    keep = functools.partial(next, itertools.repeat(mine.optimizer))  # an iterator shows nothing of what it gives
+    # nothing shows which object an iterator will give
+    keep = functools.partial(next, itertools.repeat(mine.optimizer))
 
     def body(x: Tensor, y: Tensor) -> Tensor:
         optimizer = keep()
@@ -117,23 +118,23 @@ def test_an_optimizer_that_nobody_can_see_is_found_by_its_step() -> None:
 
     step = capture(body)
     for rate in (0.1, 0.05, 0.1):
-        for one in (mine, theirs):
-            one.optimizer.param_groups[0]["lr"] = rate
+        for trained in (mine, theirs):
+            trained.optimizer.param_groups[0]["lr"] = rate
         run(mine, step, theirs, eager, batches(5))
 
 
 def test_a_schedule_is_right_and_replayed_or_named() -> None:
     mine, step, theirs, eager = pair(plain_step)
-    schedules = [torch.optim.lr_scheduler.ExponentialLR(one.optimizer, 0.9) for one in (mine, theirs)]
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(trained.optimizer, 0.9) for trained in (mine, theirs)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for data in batches(20):
             run(mine, step, theirs, eager, [data])
-            for one in schedules:
-                one.step()
-    texts = [str(one.message) for one in caught if issubclass(one.category, CaptureWarning)]
+            for schedule in schedules:
+                schedule.step()
+    texts = [str(warning.message) for warning in caught if issubclass(warning.category, CaptureWarning)]
     if ISLANDS:  # the step of the optimizer runs eagerly between two segments, and finds the rate itself
-        assert recordings(step).replays >= 8, (texts, [(one.kind, one.detail) for one in recordings(step).events])
+        assert recordings(step).replays >= 8, (texts, [(event.kind, event.detail) for event in recordings(step).events])
     else:
         assert any("lr" in text for text in texts), texts
 
@@ -152,13 +153,13 @@ def test_a_learning_rate_in_a_tensor_is_no_new_recording() -> None:
 
 @pytest.mark.filterwarnings("ignore:CG904.*read through a copy is written:capture.CaptureWarning")
 def test_gradients_replaced_outside() -> None:
-    """What is another tensor in most calls is copied on a device, where it cannot be bound; one that is written besides
-    keeps the step eager there."""
+    """A gradient that is another tensor in most calls is bound or copied. On a GPU where it cannot be bound and is also
+    written, the step stays eager."""
     mine, step, theirs, eager = pair(zeroing_step)
     for number in range(6):
         run(mine, step, theirs, eager, batches(3, seed=number))
-        for one in (mine, theirs):
-            first = next(iter(one.model.parameters()))
+        for trained in (mine, theirs):
+            first = next(iter(trained.model.parameters()))
             first.grad = None if number % 2 else torch.ones_like(first)
 
 
@@ -197,28 +198,29 @@ def _write(grad: Tensor) -> None:
 
 @pytest.mark.parametrize("change", [_transpose, _require, _name, _shift, _move, _write])
 def test_what_was_done_to_a_gradient_ends_with_its_step(change: Callable[[Tensor], None]) -> None:
-    """A gradient that nobody else has may stay the same tensor in the next step, with what that one gives it."""
+    """A gradient that nobody else holds may stay the same tensor object in the next step: shape, strides, flags and
+    attributes are then those that eager's new gradient has."""
     mine, step, theirs, eager = pair(plain_step)
     data = batches(STEPS)
     run(mine, step, theirs, eager, data[:6])
     for batch in data[6:]:
-        for one in (mine, theirs):
-            for p in one.model.parameters():
+        for trained in (mine, theirs):
+            for p in trained.model.parameters():
                 if p.dim() == 2 and p.grad is not None:
                     change(p.grad)
         run(mine, step, theirs, eager, [batch])
-        found = [
-            [(g.shape, g.stride(), g.storage_offset(), g.requires_grad, vars(g)) for p in one.model.parameters()
+        facts = [
+            [(g.shape, g.stride(), g.storage_offset(), g.requires_grad, vars(g)) for p in trained.model.parameters()
              if (g := p.grad) is not None]
-            for one in (mine, theirs)
+            for trained in (mine, theirs)
         ]  # fmt: skip
-        assert found[0] == found[1]
+        assert facts[0] == facts[1]
     assert recordings(step).recordings == 1 + AGAIN
     assert recordings(step).replays >= STEPS - 4
 
 
 def test_gradients_stay_where_nobody_else_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host then makes and sets none of them, which took most of the time of a step."""
+    """A replay keeps gradients that nobody else holds: making and setting them took most of a step's host time."""
     mine, step, theirs, eager = pair(plain_step)
     data = batches(STEPS)
     run(mine, step, theirs, eager, data[:6])
@@ -237,8 +239,8 @@ def test_gradients_stay_where_nobody_else_has_them(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_two_that_train_in_turn(rounds: int, marks: bool) -> None:
-    """As a generator and its critic do. The gradients that one leaves keep their memory, in the other one's way, which
-    is recorded again beside them. ``rounds``: steps of one until it is the other one's turn."""
+    """Two models train in turn, as a generator and its critic. The gradients that one leaves keep their memory, so the
+    other is recorded again beside them. ``rounds``: steps of one model until it is the other's turn."""
     (mine, step, theirs, eager), (mine_2, step_2, theirs_2, eager_2) = pair(plain_step), pair(plain_step)
     data = batches(6 + 4 * AGAIN)
     for number in range(6 + 4 * AGAIN):
@@ -246,22 +248,24 @@ def test_two_that_train_in_turn(rounds: int, marks: bool) -> None:
             run(mine, step, theirs, eager, [data[number]], marks=marks)
         for _ in range(rounds):
             run(mine_2, step_2, theirs_2, eager_2, [data[number]], marks=marks)
-    found = [recordings(one) for one in (step, step_2)]
-    assert all(one.eager_calls == 0 and one.replays >= 5 * rounds - 2 - AGAIN for one in found)
-    assert all(one.kept_outputs <= len(list(mine.model.parameters())) + 1 for one in found)
+    counts = [recordings(function) for function in (step, step_2)]
+    assert all(counted.eager_calls == 0 and counted.replays >= 5 * rounds - 2 - AGAIN for counted in counts)
+    assert all(counted.kept_outputs <= len(list(mine.model.parameters())) + 1 for counted in counts)
 
 
 def test_gradients_that_share_memory_stay_in_the_pool() -> None:
-    """Nothing is copied, and no second recording is made below the first."""
+    """Gradients that share memory stay in the pool: nothing is copied, and no second recording is made below the
+    first."""
     mine, step, theirs, eager = pair(flat_step)
     run(mine, step, theirs, eager, batches(STEPS), marks=True)
     assert recordings(step).recordings == 1 + AGAIN, "for the loss, which run() holds"
-    adopted = DEVICE.type == "cpu"  # the recording's own tensors, views of one that nobody has handed out
+    adopted = DEVICE.type == "cpu"  # the CPU hands out the recording's own tensors
     assert recordings(step).kept_outputs <= recordings(step).replays + adopted, "one loss a step, which run() holds"
 
 
 def test_gradients_taken_after_an_interrupted_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call had found that nobody has them, and was stopped before the replay that would have replaced them."""
+    """A call finds that nobody holds the gradients and is interrupted before its replay. Then the user takes them: they
+    keep their values in the next steps."""
     mine, step, theirs, eager = pair(plain_step)
     data = batches(STEPS)
     run(mine, step, theirs, eager, data[:6])
@@ -274,6 +278,6 @@ def test_gradients_taken_after_an_interrupted_call(monkeypatch: pytest.MonkeyPat
         with pytest.raises(KeyboardInterrupt):
             step(*data[6])
     held = [p.grad for p in mine.model.parameters()]
-    values = [bits(one) for one in held]
+    values = [bits(grad) for grad in held]
     run(mine, step, theirs, eager, data[6:])
-    assert [bits(one) for one in held] == values
+    assert [bits(grad) for grad in held] == values

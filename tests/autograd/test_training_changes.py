@@ -57,13 +57,13 @@ def test_frozen_and_unfrozen_parameters() -> None:
 def test_hooks_on_tensors_run_or_are_named() -> None:
     mine, step, theirs, eager = pair(plain_step)
     counts = [0, 0]
-    for index, one in enumerate((mine, theirs)):
+    for index, trained in enumerate((mine, theirs)):
 
         def hook(grad: Tensor, index: int = index) -> Tensor:
             counts[index] += 1
             return grad * counts[index]
 
-        next(iter(one.model.parameters())).register_hook(hook)
+        next(iter(trained.model.parameters())).register_hook(hook)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         run(mine, step, theirs, eager, batches(STEPS))
@@ -86,21 +86,21 @@ def test_gradients_are_true_whatever_happens_between_steps(
     sizes = itertools.cycle([1, 2, 3, 4])
 
     def act(name: str) -> None:
-        both = [list(one.model.parameters()) for one in (mine, theirs)]
-        at = chance.randrange(len(both[0]))
+        parameters = [list(trained.model.parameters()) for trained in (mine, theirs)]
+        at = chance.randrange(len(parameters[0]))
         if name == "another function":
             with torch.no_grad():
                 look(torch.ones(next(sizes), 6, device=DEVICE))
         elif name == "keep":
-            kept.append((both[0][at].grad, both[1][at].grad))
+            kept.append((parameters[0][at].grad, parameters[1][at].grad))
         elif name == "keep a view":
-            kept.append(tuple(None if p[at].grad is None else p[at].grad[:1] for p in both))  # type: ignore[arg-type, index]
+            kept.append(tuple(None if p[at].grad is None else p[at].grad[:1] for p in parameters))  # type: ignore[arg-type, index]
         elif name == "write":
-            for p in both:
+            for p in parameters:
                 if p[at].grad is not None:
                     p[at].grad.add_(1)  # type: ignore[union-attr]
         elif name == "replace":
-            for p in both:
+            for p in parameters:
                 p[at].grad = torch.ones_like(p[at])
         elif name == "mark":
             mark_step_begin()
@@ -115,7 +115,7 @@ def test_gradients_are_true_whatever_happens_between_steps(
             for name in chance.sample(actions, chance.choice((0, 0, 1, 2))):
                 act(name)
                 assert mine.values() == theirs.values(), name
-                assert [bits(one) for one, _ in kept] == [bits(other) for _, other in kept], name
+                assert [bits(grad) for grad, _ in kept] == [bits(expected) for _, expected in kept], name
 
 
 def _accumulate(t: Trainer, x: Tensor, y: Tensor) -> None:
@@ -165,7 +165,9 @@ def test_gradients_that_come_and_go_between_steps(body: Body) -> None:
 def test_hooks_that_come_and_go_between_steps(body: Body) -> None:
     mine, step, theirs, eager = pair(body)
     run(mine, step, theirs, eager, batches(5))
-    handles = [next(iter(one.model.parameters())).register_hook(lambda grad: grad * 2) for one in (mine, theirs)]
+    handles = [
+        next(iter(trained.model.parameters())).register_hook(lambda grad: grad * 2) for trained in (mine, theirs)
+    ]
     run(mine, step, theirs, eager, batches(5, seed=1))
     for handle in handles:
         handle.remove()
@@ -193,10 +195,11 @@ def test_training_flags_of_a_model_that_the_body_names() -> None:
 @refuses_kept_nodes
 @pytest.mark.parametrize("optimizer", ["sgd fused", "adamw fused", "sgd momentum"])
 def test_steps_count_as_writes_where_eagers_do(optimizer: str) -> None:
-    """Fused optimizers' do not: a backward pass that was pending goes through, with what eager computes."""
+    """A step counts as a write to parameters exactly where eager's does. Fused optimizers' steps do not count, so a
+    pending backward pass goes through, with eager's values."""
     mine, step, theirs, eager = pair(plain_step, optimizer)
     for number, data in enumerate(batches(8)):
-        losses = [F.mse_loss(one.model(data[0]), data[1]) for one in (mine, theirs)]
+        losses = [F.mse_loss(trained.model(data[0]), data[1]) for trained in (mine, theirs)]
         run(mine, step, theirs, eager, [data])
         errors = []
         for loss in losses:
@@ -224,8 +227,8 @@ def test_gradients_zeroed_after_a_fused_step_say_so() -> None:
         torch._foreach_zero_([p.grad for p in t.model.parameters() if p.grad is not None])
 
     mine, step, theirs, eager = pair(body, "sgd fused")
-    for one in (mine, theirs):
-        _accumulate(one, *batches(1)[0])
+    for trained in (mine, theirs):
+        _accumulate(trained, *batches(1)[0])
     for data in batches(6):
         before = versions(mine, theirs)
         run(mine, step, theirs, eager, [data])
@@ -237,15 +240,15 @@ def test_gradients_zeroed_after_a_fused_step_say_so() -> None:
 def test_gradients_of_frozen_parameters() -> None:
     mine, step, theirs, eager = pair(zeroing_step)
     for number, frozen in enumerate((False, True, False, True)):
-        for one in (mine, theirs):
-            for p in list(one.model.parameters())[:2]:
+        for trained in (mine, theirs):
+            for p in list(trained.model.parameters())[:2]:
                 p.requires_grad_(not frozen)
                 p.grad = torch.ones_like(p)
         for data in batches(4, seed=number):
             before = versions(mine, theirs)
             run(mine, step, theirs, eager, [data])
             grown = versions(mine, theirs)
-            assert all_rose([one[:2] for one in before], [one[:2] for one in grown])
+            assert all_rose([counts[:2] for counts in before], [counts[:2] for counts in grown])
 
 
 def test_a_graph_that_saved_a_gradient_keeps_it() -> None:
@@ -254,39 +257,40 @@ def test_a_graph_that_saved_a_gradient_keeps_it() -> None:
     factor = torch.ones((), device=DEVICE, requires_grad=True)
     step(*data[0]), eager(*data[0])
     for x, y in data[1:]:
-        first, other = next(mine.model.parameters()), next(theirs.model.parameters())
+        first, twin = next(mine.model.parameters()), next(theirs.model.parameters())
         assert first.grad is not None
-        assert other.grad is not None
+        assert twin.grad is not None
         with torch.enable_grad():
-            saved, right = (factor * first.grad).sum(), (factor * other.grad).sum()
+            saved, right = (factor * first.grad).sum(), (factor * twin.grad).sum()
         step(x, y), eager(x, y)
-        assert torch.equal(*[torch.autograd.grad(one, factor)[0] for one in (saved, right)])
+        assert torch.equal(*[torch.autograd.grad(total, factor)[0] for total in (saved, right)])
 
 
 @pytest.mark.parametrize("holds", ["nothing", "a gradient", "a view", "what is below", "all"])
 def test_watched_steps_free_the_gradients_that_they_drop(holds: str) -> None:
-    """Eager steps do so, too. Gradients that somebody holds keep their values."""
+    """A watched step frees dropped gradients as early as an eager step. Gradients that somebody holds keep their
+    values."""
     mine, step, theirs, eager = pair(plain_step)
     data = batches(3)
-    step(*data[0]), eager(*data[0])  # looking at values, as run() does, has NumPy keep a storage from getting smaller
+    step(*data[0]), eager(*data[0])  # not by run(): it looks at values, and NumPy then keeps storages from shrinking
     gradients = [p.grad for p in mine.model.parameters() if p.grad is not None]
-    alive = [weakref.ref(one.untyped_storage()) for one in gradients]
+    alive = [weakref.ref(grad.untyped_storage()) for grad in gradients]
     kept: Any = {
         "nothing": [], "a gradient": gradients[:1], "a view": [gradients[0][:1]],
         "what is below": [gradients[0].untyped_storage()], "all": list(gradients),
     }[holds]  # fmt: skip
     if holds == "what is below":
         kept = [torch.empty(0, device=DEVICE).set_(kept[0])]
-    values = [one.clone() for one in kept]
+    values = [tensor.clone() for tensor in kept]
     del gradients
-    before = [one for reference in alive if (one := reference()) is not None]
+    before = [storage for reference in alive if (storage := reference()) is not None]
     freed: list[int] = []
 
     class Probe(torch.autograd.Function):
         @staticmethod
         @override
         def forward(ctx: Any, x: Tensor) -> Tensor:
-            freed.extend(index for index, one in enumerate(before) if not one.nbytes())
+            freed.extend(index for index, storage in enumerate(before) if not storage.nbytes())
             return x.clone()
 
         @staticmethod
