@@ -1,4 +1,4 @@
-"""Who reads Python state, and in which kind of call: the columns of the table of cells, and one cell."""
+"""The columns of the table of cells (by what code, and in which kind of call, Python state is read), and one cell."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Layer(nn.Module):
 
 
 class Outer(nn.Module):
-    """A module that reads is part of it."""
+    """Reads in a child module."""
 
     def __init__(self, state: Any, read: Read) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Outer(nn.Module):
 
 
 def reader_of(reader: str, state: Any, read: Read) -> Callable[[Tensor], Tensor]:
-    """The function that is captured."""
+    """The function or module to capture, which reads the state in the given way."""
     if reader == "function":
         return lambda x: x * read(state)
     made: Any = {"method": Holder, "module": Layer, "nested module": Outer}[reader](state, read)
@@ -85,7 +85,8 @@ class Side:
 
 
 def side_of(called: str, reads: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Side:
-    """A side whose calls are of one kind. ``wrap`` captures, or does nothing."""
+    """A side that makes one kind of call: without gradients, with a backward pass outside, or a whole step. ``wrap``
+    captures, or does nothing."""
     weight = torch.full((3,), 0.5, device=DEVICE, requires_grad=called != "no grad")
     if called == "no grad":
         body = wrap(reads)
@@ -142,23 +143,24 @@ class Cell:
         self.space = space_of(self.kind, "cells")
 
     def sides(self) -> tuple[Side, Side, Any]:
-        """Ours, eager's, and what was captured."""
-        found: list[Any] = []
+        """The captured side, the eager side, and the captured function."""
+        captured: list[Any] = []
 
         def ours(body: Any) -> Any:
-            found.append(capture(body, max_recordings=8))
-            return found[0]
+            captured.append(capture(body, max_recordings=8))
+            return captured[0]
 
         state, read = self.space["state"], self.space["reads"]
         mine = side_of(self.called, reader_of(self.reader, state, read), ours)
-        return mine, side_of(self.called, reader_of(self.reader, state, read), lambda body: body), found[0]
+        return mine, side_of(self.called, reader_of(self.reader, state, read), lambda body: body), captured[0]
 
     def change(self, source: str) -> None:
         """Change the state."""
         exec(compile(source, "<change>", "exec"), self.space)  # noqa: S102 - sources of this folder
 
     def run(self, source: str, *, never: bool = False, eager: bool = False) -> None:
-        """Raise where the cell is not as it has to be. ``never``, ``eager``: it does not replay, or not after."""
+        """Raise where the cell is not as it has to be. ``never``: it never replays. ``eager``: it does not replay after
+        the change."""
         mine, plain, captured = self.sides()
         for _ in range(6):
             self._same(mine, plain, "before")

@@ -40,5 +40,5 @@ def kind(name: str, source: str, **changes: str) -> Kind:
 
 
 def reads(expression: str) -> str:
-    """The function that reads, from what it gives."""
+    """A function that multiplies its argument by what the kind reads."""
     return f"\ndef read(state):\n    return {expression}\n"

@@ -1,4 +1,4 @@
-"""More bodies written as those of well-known libraries are: agents, graphs, solvers, routers, schedulers, decoders."""
+"""More bodies written in the style of well-known libraries: agents, graphs, solvers, routers, schedulers, decoders."""
 
 from __future__ import annotations
 
@@ -70,16 +70,16 @@ class Agent:
 
 
 def agent() -> Body:
-    one = Agent()
+    trained = Agent()
     switches = {
-        "gamma": lambda: setattr(one, "gamma", 0.75),
-        "rate": lambda: one.optimizer.param_groups[0].update(lr=0.25),
-        "loss": lambda: setattr(one, "loss", "l1"),
-        "replays": lambda: one.replays.buffer.extend([1.0] * 4),
-        "schedule": lambda: one.schedule.insert(1, (1, 0.25)),
-        "weight decay": lambda: one.optimizer.param_groups[0].update(weight_decay=0.5),
+        "gamma": lambda: setattr(trained, "gamma", 0.75),
+        "rate": lambda: trained.optimizer.param_groups[0].update(lr=0.25),
+        "loss": lambda: setattr(trained, "loss", "l1"),
+        "replays": lambda: trained.replays.buffer.extend([1.0] * 4),
+        "schedule": lambda: trained.schedule.insert(1, (1, 0.25)),
+        "weight decay": lambda: trained.optimizer.param_groups[0].update(weight_decay=0.5),
     }
-    return Body(one.learn, (ramp(3, 8),), switches)
+    return Body(trained.learn, (ramp(3, 8),), switches)
 
 
 # ----------------------------------------------------------------------------------- graphs in a data object, as in PyG
@@ -274,24 +274,24 @@ class Scheduler:
                 sample = sample * alpha
             case "sample":
                 sample = sample - alpha
-            case other:
-                raise ValueError(f"unknown {other}")
+            case prediction:
+                raise ValueError(f"unknown {prediction}")
         if self.config.clip_sample:
             sample = sample.clamp(-self.config["clip_range"], self.config.clip_range)
         return sample * self.timesteps[self.step_index]
 
 
 def scheduler() -> Body:
-    one = Scheduler()
+    made = Scheduler()
     switches = {
-        "config": lambda: setattr(one, "config", FrozenDict(prediction_type="sample", clip_sample=False)),
-        "attribute": lambda: setattr(one.config, "prediction_type", "sample"),
-        "item": lambda: one.config.update(clip_range=0.125),
-        "alphas": lambda: one.alphas.__setitem__(1, 0.25),
-        "index": lambda: setattr(one, "_step_index", 2),
+        "config": lambda: setattr(made, "config", FrozenDict(prediction_type="sample", clip_sample=False)),
+        "attribute": lambda: setattr(made.config, "prediction_type", "sample"),
+        "item": lambda: made.config.update(clip_range=0.125),
+        "alphas": lambda: made.alphas.__setitem__(1, 0.25),
+        "index": lambda: setattr(made, "_step_index", 2),
         "order": lambda: setattr(Scheduler, "order", 2),
     }
-    return Body(one.step, (ramp(3, 4),), switches)
+    return Body(made.step, (ramp(3, 4),), switches)
 
 
 # --------------------------------------------------------------------------------- decoding, with states and processors
@@ -333,17 +333,17 @@ class Decoder:
 
 
 def decoding() -> Body:
-    one = Decoder()
+    decoder = Decoder()
     options = {"temperature": 1.0, "steps": 1, "scale": 3.0}
     switches = {
-        "state": lambda: setattr(one, "state", State.PREFILL),
-        "done": lambda: setattr(one, "state", State.DONE),
-        "processors": lambda: one.processors.pop(),
-        "options": lambda: setattr(one, "options", types.MappingProxyType(options)),
-        "stop": lambda: setattr(one, "stop", frozenset({0})),
+        "state": lambda: setattr(decoder, "state", State.PREFILL),
+        "done": lambda: setattr(decoder, "state", State.DONE),
+        "processors": lambda: decoder.processors.pop(),
+        "options": lambda: setattr(decoder, "options", types.MappingProxyType(options)),
+        "stop": lambda: setattr(decoder, "stop", frozenset({0})),
         "forced": lambda: FORCED.set(1.0),
     }
-    return Body(one.decode, (ramp(3, 4),), switches)
+    return Body(decoder.decode, (ramp(3, 4),), switches)
 
 
 BODIES: dict[str, Callable[[], Body]] = {
@@ -358,7 +358,7 @@ _CLASSES = ((Processor, "__call__"), (cholesky_jitter, "_state"), (Settings, "_s
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Undo what a switch changes for the whole process."""
+    """Undo, at the end of the block, what a switch changes for the whole process."""
     tables = [(table, dict(table)) for table in _TABLES]
     kept: list[tuple[type, str, Any]] = [(kind, name, kind.__dict__.get(name)) for kind, name in _CLASSES]
     try:

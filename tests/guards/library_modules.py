@@ -1,4 +1,4 @@
-"""Small modules written as those of well-known libraries are: what they read of configs, tables and hooks.
+"""Small modules in the style of well-known libraries, which read configs, tables and hooks.
 
 Each function gives a module or function to capture, its arguments, and switches that such a library has.
 """
@@ -140,7 +140,7 @@ class LoraLayer(nn.Module):
         if self.disable_adapters or self.merged:
             return result
         for name in self.active_adapters:
-            if name not in self.lora_A.keys():  # noqa: SIM118 - as there
+            if name not in self.lora_A.keys():  # noqa: SIM118 - as PEFT writes it
                 continue
             result = result + self.lora_B[name](self.lora_A[name](x)) * self.scaling[name]
         return result
@@ -150,16 +150,16 @@ def lora() -> Body:
     layers = [LoraLayer(nn.Linear(8, 8)).to(DEVICE) for _ in range(2)]
     net = nn.Sequential(*layers)
 
-    def each(act: Callable[[LoraLayer], object]) -> Callable[[], object]:
-        return lambda: [act(one) for one in layers]
+    def in_each(act: Callable[[LoraLayer], object]) -> Callable[[], object]:
+        return lambda: [act(layer) for layer in layers]
 
     switches = {
-        "active": each(lambda one: setattr(one, "_active_adapter", ["other"])),
-        "both": each(lambda one: one._active_adapter.append("other")),
-        "off": each(lambda one: setattr(one, "_disable_adapters", True)),
-        "merged": each(lambda one: one.merged_adapters.append("default")),
-        "scaling": each(lambda one: one.scaling.update(default=0.5)),
-        "deleted": each(lambda one: one.lora_A.__delitem__("default")),
+        "active": in_each(lambda layer: setattr(layer, "_active_adapter", ["other"])),
+        "both": in_each(lambda layer: layer._active_adapter.append("other")),
+        "off": in_each(lambda layer: setattr(layer, "_disable_adapters", True)),
+        "merged": in_each(lambda layer: layer.merged_adapters.append("default")),
+        "scaling": in_each(lambda layer: layer.scaling.update(default=0.5)),
+        "deleted": in_each(lambda layer: layer.lora_A.__delitem__("default")),
     }
     return Body(net, (ramp(3, 8),), switches)
 

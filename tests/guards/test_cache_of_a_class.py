@@ -19,7 +19,7 @@ class Shared(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """Use a table that the first module with this size made."""
+        """Multiply by the table of this size, which the first module that needs it makes."""
         size = x.shape[-1]
         if size not in Shared.tables:
             Shared.tables[size] = torch.linspace(0, 1, size)
@@ -28,16 +28,16 @@ class Shared(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_calls_end_where_a_cache_grows_and_is_emptied_between_them() -> None:
-    """Guards made of the state as it is now may not hold: they were made again for ever."""
-    first, other = capture(Shared()), capture(Shared())
+    """Guards that are made from the present state may fail at once; making them again and again must end."""
+    first, second = capture(Shared()), capture(Shared())
     with torch.no_grad():
         for call in range(14):
             if call % 9 == 8:
                 Shared.tables.clear()
             if call % 7 == 6:
                 Shared.tables[3] = torch.ones(3)
-            for captured, size in ((first, 3), (other, 3 + call % 2)):
+            for captured, size in ((first, 3), (second, 3 + call % 2)):
                 x = torch.full((size,), float(call))
-                known = Shared.tables.get(size)
-                expected = x * (torch.linspace(0, 1, size) if known is None else known)
+                table = Shared.tables.get(size)
+                expected = x * (torch.linspace(0, 1, size) if table is None else table)
                 assert torch.equal(captured(x), expected), call

@@ -62,13 +62,13 @@ class Scaled(nn.Module):
 
 
 def test_a_weak_proxy_of_a_module_is_followed() -> None:
-    net, other = Scaled(), Scaled()
-    net.owner.module = weakref.proxy(other)
+    net, referent = Scaled(), Scaled()
+    net.owner.module = weakref.proxy(referent)
     capture(net)
     for number in range(10):
         if number == 5:
-            other.scale = 7.0
-        assert net(torch.ones(1)).item() == other.scale
+            referent.scale = 7.0
+        assert net(torch.ones(1)).item() == referent.scale
     assert recordings(net.forward).replays >= 4
 
 
@@ -78,7 +78,7 @@ def test_what_an_argument_tells_beside_its_key(name: str) -> None:
         return x * (2.0 if getattr(x, name) else 3.0)
 
     captured = capture(body)
-    with pytest.warns(CaptureWarning, match="CG110"):  # noqa: PT031 - which call says so is no matter
+    with pytest.warns(CaptureWarning, match="CG110"):  # noqa: PT031 - any of these calls may warn
         for number in range(6):
             x = torch.ones(1, requires_grad=name == "is_leaf")
             if number > 3 and name == "grad":

@@ -1,4 +1,4 @@
-"""Guards: the evaluator in C says what the one here says, whatever is guarded and whatever changes."""
+"""The evaluator of guards in C agrees with the one in this file, for random guards and random changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def look(source: Source) -> Any:
     match source.kind:
         case "item":
             if isinstance(source.holder, dict) and source.name not in source.holder:
-                raise KeyError(source.name)  # a guard makes nothing, as a defaultdict does
+                raise KeyError(source.name)  # as a guard, which must not have a defaultdict make the entry
             return source.holder[source.name]
         case "attribute":
             return getattr(source.holder, source.name)
@@ -60,7 +60,7 @@ def is_member(found: Any, value: Any, kind: type | None) -> bool:
 
 
 def holds_whole(guard: Guard) -> bool:
-    """Kinds that are about a whole object."""
+    """Whether a guard of a kind that looks at a whole object holds."""
     holder, expected = guard.source.holder, guard.expected
     match guard.kind:
         case "names":
@@ -78,16 +78,16 @@ def holds_whole(guard: Guard) -> bool:
             return len(holder) == len(values) and all(map(is_member, holder, values, kinds))
         case "functions":
             parts = [part for f in holder for part in (f.__code__, f.__defaults__, f.__kwdefaults__)]
-            return all(one is other for one, other in zip(parts, expected, strict=True))
+            return all(now is before for now, before in zip(parts, expected, strict=True))
         case "classes":
-            objects = [one() if isinstance(one, weakref.ref) else one for one in holder]
+            objects = [entry() if isinstance(entry, weakref.ref) else entry for entry in holder]
             kinds, owns = expected
             return all(
-                type(one) is kind and (own is None or one.__dict__ is own)
-                for one, kind, own in zip(objects, kinds, owns, strict=True)
+                type(part) is kind and (own is None or part.__dict__ is own)
+                for part, kind, own in zip(objects, kinds, owns, strict=True)
             )
         case "bases":
-            return all(one.__mro__ is mro for one, mro in zip(holder, expected, strict=True))
+            return all(part.__mro__ is mro for part, mro in zip(holder, expected, strict=True))
     raise AssertionError(guard.kind)
 
 
@@ -103,7 +103,7 @@ def holds(guard: Guard, leaves: Sequence[Tensor]) -> bool:
             is_there = all(name in own and same_value(own[name], value) for name, value in there)
             return is_there and not any(name in own for name in absent)
         case "empty":
-            return not any(len(one) for one in source.holder)
+            return not any(len(member) for member in source.holder)
         case "address":
             return bool(leaves[source.name].data_ptr() == expected)
         case "apart":
@@ -116,25 +116,25 @@ def holds(guard: Guard, leaves: Sequence[Tensor]) -> bool:
         case "value":
             return same_value(look(source), expected)
         case "object":
-            found = look(source)
-            needs = found.requires_grad if isinstance(found, Tensor) else None
-            same = type(found) is expected.kind and (expected.reference is None or found is expected.reference())
+            read = look(source)
+            needs = read.requires_grad if isinstance(read, Tensor) else None
+            same = type(read) is expected.kind and (expected.reference is None or read is expected.reference())
             return same and needs == expected.requires_grad
     return holds_whole(guard)
 
 
 def verdict(guards: Sequence[Guard], leaves: Sequence[Tensor], tensors: Callable[[], bool] | None = None) -> int:
     """The verdict of the guards in order, with tensors before what asks for free memory."""
-    first = [one for one in guards if one.kind != "apart"]
+    first = [guard for guard in guards if guard.kind != "apart"]
     try:
-        for one in first:
-            if not holds(one, leaves):
-                return one.verdict
+        for guard in first:
+            if not holds(guard, leaves):
+                return guard.verdict
         if tensors is not None and not tensors():
             return MOVED
-        for one in guards[len(first) :]:
-            if not holds(one, leaves):
-                return one.verdict
+        for guard in guards[len(first) :]:
+            if not holds(guard, leaves):
+                return guard.verdict
     except (AttributeError, KeyError, IndexError, ValueError):
         return CHANGED
     return OK
@@ -144,7 +144,7 @@ def verdict(guards: Sequence[Guard], leaves: Sequence[Tensor], tensors: Callable
 
 
 class Thing:
-    """An object with attributes, that compares as nothing else does."""
+    """An object with attributes, equal to nothing but itself."""
 
     shared = 1.0
 
@@ -190,7 +190,7 @@ VALUES: st.SearchStrategy[Any] = PLAIN | st.sampled_from(SHARED)
 
 
 def again(value: Any) -> Any:
-    """An equal value, another object where there can be one."""
+    """An equal value, as another object where Python can make one."""
     if type(value) in (int, float, str, bytes):
         text = value.hex() if type(value) is float else value
         return float.fromhex(text) if type(value) is float else type(value)(eval(repr(value)))  # noqa: S307 - our own
@@ -207,8 +207,8 @@ class World:
         self.lists: list[list[Any]] = [draw(st.lists(VALUES, min_size=1, max_size=4))]
         self.cells = [types.CellType(draw(VALUES)), types.CellType()]
         self.things: list[Any] = [Thing(), nn.Module(), OtherThing()]
-        for thing in self.things:
-            thing.__dict__.update(draw(st.dictionaries(st.sampled_from(NAMES), VALUES)))
+        for thing_made in self.things:
+            thing_made.__dict__.update(draw(st.dictionaries(st.sampled_from(NAMES), VALUES)))
         self.fleeting: list[Any] = [Thing(), nn.ReLU(), torch.zeros(2), torch.zeros(2, requires_grad=True)]
         self.cleared: list[Any] = [{}, [], OrderedDict()]
         self.kind = type("Kind", (Thing,), dict(draw(st.dictionaries(st.sampled_from(NAMES), VALUES))))
@@ -223,17 +223,17 @@ class World:
 
     def source(self) -> Source:
         kind = self.draw(st.sampled_from(["item", "item", "attribute", "closure", "weak", "call", "slot", "context"]))
-        thing, name = self.draw(st.sampled_from(self.things)), self.draw(st.sampled_from([*NAMES, "shared"]))
+        owner, name = self.draw(st.sampled_from(self.things)), self.draw(st.sampled_from([*NAMES, "shared"]))
         match kind:
             case "item":
                 holder = self.draw(st.sampled_from(self.containers()))
                 return Source(kind, holder, self.draw(st.integers(0, 3)) if type(holder) is list else name, "x")
             case "attribute":
-                return Source(kind, thing, name, "x")
+                return Source(kind, owner, name, "x")
             case "closure":
                 return Source(kind, self.draw(st.sampled_from(self.cells)), None, "x")
             case "weak":
-                return Source(kind, weakref.ref(thing), name, "x")
+                return Source(kind, weakref.ref(owner), name, "x")
             case "slot":
                 return Source(
                     kind, self.slotted, self.draw(st.sampled_from([vars(Slotted)["a"], vars(Slotted)["b"]])), "x"
@@ -245,7 +245,7 @@ class World:
         return Source("call", lambda: lists[position], None, "x")
 
     def columns(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[type | None, ...]]:
-        """Values that are expected, or their classes instead."""
+        """What a guard on names expects: the values, or their classes instead."""
         kinds = [type(one) if self.draw(st.booleans()) else None for one in values]
         return tuple([None if kind else one for one, kind in zip(values, kinds, strict=True)]), tuple(kinds)
 
@@ -254,10 +254,12 @@ class World:
         kind: Any = self.draw(st.sampled_from(["names", "names", "table", "sequence", "functions", "bases", "classes"]))
         match kind:
             case "names":
-                things = [*self.things, *self.fleeting[:1]]
-                holder = self.draw(st.sampled_from([*things, *map(weakref.ref, things), *self.dicts, self.kind]))
-                found = holder() if isinstance(holder, weakref.ref) else holder
-                own = found if isinstance(found, dict) else vars(found)
+                candidates = [*self.things, *self.fleeting[:1]]
+                holder = self.draw(
+                    st.sampled_from([*candidates, *map(weakref.ref, candidates), *self.dicts, self.kind])
+                )
+                target = holder() if isinstance(holder, weakref.ref) else holder
+                own = target if isinstance(target, dict) else vars(target)
                 holder = holder if isinstance(holder, (weakref.ref, type)) else own
                 wanted = frozenset(self.draw(st.sets(st.sampled_from(NAMES))))
                 there = [name for name in own if name in wanted]
@@ -302,13 +304,15 @@ class World:
                 return Guard(kind, Source("argument", None, at, "x"), self.leaves[min(at, 2)].data_ptr(), MOVED)
         source = self.source()
         try:
-            found = look(source)
+            value = look(source)
         except (AttributeError, KeyError, IndexError, ValueError):
-            found = self.draw(VALUES)
+            value = self.draw(VALUES)
         if kind == "object":
-            one = found if isinstance(found, (Thing, nn.Module, Tensor)) else self.draw(st.sampled_from(self.fleeting))
-            return Guard(kind, source, Referent.of(one), told)
-        return Guard(kind, source, None if kind == "present" else found, told)
+            target = (
+                value if isinstance(value, (Thing, nn.Module, Tensor)) else self.draw(st.sampled_from(self.fleeting))
+            )
+            return Guard(kind, source, Referent.of(target), told)
+        return Guard(kind, source, None if kind == "present" else value, told)
 
     def name(self) -> str:
         found: str = self.draw(st.sampled_from(NAMES))
@@ -325,7 +329,7 @@ class World:
     def change(self) -> None:
         match self.draw(st.integers(0, 16)):
             case 0 | 1 | 2:
-                holders = [*self.dicts, *[one.__dict__ for one in self.things], self.cleared[0], self.cleared[2]]
+                holders = [*self.dicts, *[thing.__dict__ for thing in self.things], self.cleared[0], self.cleared[2]]
                 holder = self.draw(st.sampled_from(holders))
                 name = self.name()
                 equal = name in holder and self.draw(st.booleans())
@@ -371,22 +375,22 @@ class World:
 def test_c_says_what_python_says(data: st.DataObject) -> None:
     world = World(data.draw)
     guards = [world.guard() for _ in range(data.draw(st.integers(1, 6)))] + world.apart()
-    alone, together = [native.Guards((one,)) for one in guards], native.Guards(tuple(guards))
-    copied = together.beside(tuple(one for one in guards if one.kind == "apart"), None)
+    alone, together = [native.Guards((guard,)) for guard in guards], native.Guards(tuple(guards))
+    copied = together.beside(tuple(guard for guard in guards if guard.kind == "apart"), None)
     for step in range(data.draw(st.integers(1, 8))):
         if step:
             world.change()
-        for one, found in zip(guards, alone, strict=True):
-            assert found(world.leaves) == verdict([one], world.leaves), (step, text_of(one))
+        for guard, alone_guard in zip(guards, alone, strict=True):
+            assert alone_guard(world.leaves) == verdict([guard], world.leaves), (step, text_of(guard))
         expected = verdict(guards, world.leaves)
-        for _ in range(2):  # once more: what has not changed since is not looked at again
+        for _ in range(2):  # twice: the second time nothing that is unchanged is read again
             assert together(world.leaves) == copied(world.leaves) == expected
         at = data.draw(st.integers(0, len(guards) - 1))
-        if guards[at].kind == "value":  # from now on another one is right
+        if guards[at].kind == "value":  # expect another value from now on
             value = data.draw(VALUES)
             guards[at] = Guard("value", guards[at].source, value, guards[at].verdict)
-            for all_of in (together, copied):
-                all_of.expect(at, value)
+            for several in (together, copied):
+                several.expect(at, value)
             alone[at].expect(0, value)
     LEAF.requires_grad_(False)
 
@@ -404,15 +408,15 @@ def test_guards_expect_objects_without_keeping_them_alive() -> None:
         NamedSource(lambda: receiver.__dict__["net"], weakref.ref(receiver), "net"),
         NamedSource(lambda: net_of.cell_contents),
     ]
-    guards = [native.Guards(tuple(named_guards(net, one) or ())) for one in sources]
-    assert [(one(()), one(())) for one in guards] == [(OK, OK)] * 4
+    guards = [native.Guards(tuple(named_guards(net, source) or ())) for source in sources]
+    assert [(guard(()), guard(())) for guard in guards] == [(OK, OK)] * 4
     net.__class__ = nn.ReLU  # type: ignore[assignment] # mypy takes the attribute for read-only
-    assert [(one(()), one(())) for one in guards] == [(CHANGED, CHANGED)] * 4
+    assert [(guard(()), guard(())) for guard in guards] == [(CHANGED, CHANGED)] * 4
     gone = weakref.ref(net)
     net_of.cell_contents = own.__dict__["net"] = receiver.__dict__["net"] = None
     del net
     assert gone() is None
-    assert [one(()) for one in guards] == [CHANGED] * 4
+    assert [guard(()) for guard in guards] == [CHANGED] * 4
     del net_of.cell_contents
     assert guards[0](()) == CHANGED
 

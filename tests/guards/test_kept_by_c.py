@@ -1,5 +1,5 @@
-"""What C code keeps of functions, classes, tensors, generators and locks, and modules that are found by their names:
-seen when it changes between two replays."""
+"""State that C code keeps (of functions, classes, tensors, generators and locks), and modules found by their names: a
+change between two replays is seen."""
 
 from __future__ import annotations
 
@@ -357,18 +357,18 @@ def member_that_a_protocol_asks_for() -> Made:
 
     class Kind: ...
 
-    one = Kind()
-    return lambda x: x * 2 if isinstance(one, Moves) else x * 3, lambda: setattr(Kind, "move", lambda self: None)
+    member = Kind()
+    return lambda x: x * 2 if isinstance(member, Moves) else x * 3, lambda: setattr(Kind, "move", lambda self: None)
 
 
 def signature_of_a_function() -> Made:
     def helper(a: int) -> None: ...
 
-    def other(a: int, b: int) -> None: ...
+    def with_two_parameters(a: int, b: int) -> None: ...
 
     return (
         lambda x: x * len(inspect.signature(helper).parameters),
-        lambda: setattr(helper, "__signature__", inspect.signature(other)),
+        lambda: setattr(helper, "__signature__", inspect.signature(with_two_parameters)),
     )
 
 
@@ -409,7 +409,7 @@ def test_a_number_of_ctypes_that_the_body_counts_up_counts_in_every_call() -> No
 
 
 def _trained(wrap: Callable[[Any], Any], hooked: bool) -> list[torch.Tensor]:
-    """Weights after each of ten steps; from the fifth on a hook doubles a gradient that was added up."""
+    """Weights after each of ten steps; from the fifth on a hook doubles each accumulated gradient."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -454,4 +454,4 @@ def test_a_lazy_module_is_recorded_once_it_knows_its_sizes() -> None:
             given = model(x)
             assert torch.equal(given, torch.nn.functional.linear(x, model[0].weight, model[0].bias).relu()), number
     assert recordings(model).replays >= 5 - AGAIN
-    assert not any(one.code == "CG905" for one in recordings(model).findings)
+    assert not any(finding.code == "CG905" for finding in recordings(model).findings)

@@ -1,4 +1,4 @@
-"""Kinds of state that C code keeps, or that only an import in the body leads to: seen when it changes."""
+"""Kinds of state that C code keeps, or that only an import in the body leads to: a change is seen."""
 
 from __future__ import annotations
 

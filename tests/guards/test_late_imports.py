@@ -1,4 +1,4 @@
-"""Modules that a body imports itself: what it reads there is guarded, and what else they lead to is not looked at."""
+"""Modules that a body imports itself: what it reads there is guarded, and nothing else they lead to is searched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies as libraries write them: no read without a guard, and each of their switches shows in the call after it."""
+"""Bodies in the style of libraries: no read is without a guard, and each switch shows in the call after it."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_no_read_without_a_guard(name: str, grad: bool) -> None:
 
 
 def _calls(name: str, switch: str, *, ours: bool) -> list[Any]:
-    """The results of calls before the switch and after it."""
+    """The results of five calls before the switch and four after it."""
     torch.manual_seed(0)
     with apart(), torch.set_grad_enabled(name == "agent"):
         body = BODIES[name]()
         function = capture(body.target, max_recordings=8) if ours else body.target
-        found = [_outcome(function, body) for _ in range(5)]
+        results = [_outcome(function, body) for _ in range(5)]
         body.switches[switch]()
-        return [*found, *[_outcome(function, body) for _ in range(4)]]
+        return [*results, *[_outcome(function, body) for _ in range(4)]]
 
 
 def _outcome(function: Any, body: Body) -> Any:
@@ -83,7 +83,7 @@ def test_each_switch_shows(name: str, switch: str) -> None:
 
 @pytest.mark.slow
 def test_the_tracer_finds_what_no_guard_tells_of() -> None:
-    """With guards left out, it names their reads."""
+    """Where guards are taken away the tracer names the reads that they covered."""
     body, captured = _ready("scheduler")
     with torch.no_grad():
         for _ in range(4):
@@ -95,10 +95,12 @@ def test_the_tracer_finds_what_no_guard_tells_of() -> None:
             ("self.alphas", "sequence"): "members of a list", ("self.timesteps", "table"): "members of a dict",
             ("Scheduler", "names"): "order of class Scheduler",
         }  # fmt: skip
-        node.guard.structure = [one for one in whole if (one.source.path, one.kind) not in left_out]
+        node.guard.structure = [
+            guard_made for guard_made in whole if (guard_made.source.path, guard_made.kind) not in left_out
+        ]
         assert len(node.guard.structure) <= len(whole) - len(left_out)
         missed = trace(captured, *body.arguments).unguarded
         for guard, name in left_out.items():
-            assert any(name in one for one in missed), (guard, missed)
+            assert any(name in read for read in missed), (guard, missed)
         node.guard.structure = whole
         assert not trace(captured, *body.arguments).unguarded

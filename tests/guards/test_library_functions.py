@@ -1,4 +1,4 @@
-"""Functions of libraries that are captured themselves: what they run there counts as it does below a body."""
+"""A library's function that is itself captured: what it reads is guarded as it is where a user's body calls it."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def run(program: Callable[[], Any], *, captured: bool) -> tuple[list[Any], Any]:
     torch.manual_seed(0)
     function, change = program()
     called: Any = capture(function) if captured else function
-    found = []
+    results = []
     for number in range(10):
         if number == 5:
             change()
-        found.append(called(torch.full((2, 3), float(number))).tolist())
-    return found, called
+        results.append(called(torch.full((2, 3), float(number))).tolist())
+    return results, called
 
 
 @pytest.mark.parametrize("program", [dispatched, read_by_an_implementation, method, forward, whole_call])

@@ -1,4 +1,4 @@
-"""State that is too much to be looked at before each call."""
+"""A body that reaches more state than guards are made for runs eagerly, and says so."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def test_globals_by_names_that_are_computed(name: str) -> None:
 
 
 def test_a_namespace_that_generated_code_holds_is_read_by_names() -> None:
-    """Guards that Dynamo makes are such code, and behind a loader lies a whole session of tests."""
+    """Dynamo's generated guards hold such a namespace, through which a module's loader, and by that all of a pytest
+    session, can be reached."""
     module = _module()
     module.__loader__ = {number: [number] for number in range(60_000)}
     space: dict[str, Any] = {"held": vars(module)}

@@ -1,4 +1,4 @@
-"""What a ``functools.partial`` is made of, which C code keeps."""
+"""The function and arguments of a ``functools.partial``, which C code keeps: a change is seen."""
 
 from __future__ import annotations
 

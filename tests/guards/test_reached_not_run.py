@@ -1,4 +1,4 @@
-"""Functions that are compiled somewhere and only reached: nothing in what they may call is looked at."""
+"""Compiled functions that a body reaches and does not call: nothing that they would read is guarded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ exec(  # noqa: S102 - a module of the user's
 
 
 class Library:
-    """As a class of a library with methods that are compiled, or that the compiler is to leave alone."""
+    """A library's class with methods that are compiled, or excluded from compiling."""
 
     compiled = staticmethod(torch.compile(other.work, backend="eager"))
 
@@ -63,8 +63,8 @@ def test_a_function_that_the_compiler_leaves_alone() -> None:
 
 @pytest.mark.filterwarnings("ignore:CG201.*item:capture.CaptureWarning")
 def test_a_compiled_function_that_runs() -> None:
-    """Compiled anew for another number, torch makes a tensor of that, which the compiled code reads: where it is on a
-    device, such calls are eager."""
+    """For another number torch compiles anew and passes the number as a tensor, which the compiled code reads: with a
+    tensor on a GPU such calls are eager."""
     run = capture(lambda x: Library.compiled(x) * 2)
     x = torch.ones(3, device=DEVICE)
     for _ in range(5):

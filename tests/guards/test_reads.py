@@ -1,4 +1,4 @@
-"""What a body reads, wherever its code is, is what is checked: each change shows in the call after it."""
+"""All that a body reads is checked, wherever the code that reads it is: each change shows in the call after it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from typing_extensions import override
 from capture import capture, config, recordings
 
 Change = Callable[[], object]
-WHERE = types.ModuleType("settings")  # stands for a module of the user's
+WHERE = types.ModuleType("settings")  # a module of the user's
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def _plain() -> Iterator[None]:
 
 
 class Layer(nn.Module):
-    """Reads by one function what is somewhere."""
+    """A module whose ``forward`` multiplies by what the given function reads."""
 
     def __init__(self, read: Callable[[Any], Any], **kept: Any) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Made(metaclass=Meta):
 
 
 class Proxy:
-    """Hands on what it is asked for."""
+    """Passes attribute reads on to another object."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -131,7 +131,7 @@ def made() -> Config:
     return Config()
 
 
-def with_default(scale: list[float] = [2.0]) -> float:  # noqa: B006 - as in programs
+def with_default(scale: list[float] = [2.0]) -> float:  # noqa: B006 - users write this
     return scale[0]
 
 
@@ -158,7 +158,7 @@ def new_code() -> float:
 
 
 def of(keeper: Any, name: str, value: Any) -> tuple[Change, Change]:
-    """Set an attribute, and set it back."""
+    """Functions that set an attribute, and that set it back."""
     had, before = name in vars(keeper) if hasattr(keeper, "__dict__") else True, getattr(keeper, name, None)
     return lambda: setattr(keeper, name, value), lambda: setattr(keeper, name, before) if had else delattr(keeper, name)
 

@@ -1,4 +1,4 @@
-"""Tensors that a weak reference or a method leads to, and objects that are named as a root is."""
+"""Tensors reached through a weak reference or a bound method, and a closure variable with the name of a root."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ def _itself(value: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", [Kept, KeptByMethod])
 def test_a_weight_behind_a_reference(kind: type[Kept]) -> None:
-    """The weight is read where it is, and another one in its place shows in the next call."""
+    """The weight is read at its place; another weight there shows in the next call."""
     eager, mine = kind(), kind()
     captured = capture(mine)
     x = torch.ones(4, device=DEVICE)
     with torch.no_grad():
         for step in range(8):
             if step == 5:
-                for one in (eager, mine):
-                    one.weight = nn.Parameter(torch.arange(4.0, device=DEVICE) + 7.0)
-                    one.found[:] = one.by_reference()
+                for module in (eager, mine):
+                    module.weight = nn.Parameter(torch.arange(4.0, device=DEVICE) + 7.0)
+                    module.found[:] = module.by_reference()
             elif step % 2:
-                for one in (eager, mine):
-                    one.weight.add_(1.0)
+                for module in (eager, mine):
+                    module.weight.add_(1.0)
             assert torch.equal(captured(x), eager(x)), step
     assert recordings(captured).replays >= 3, recordings(captured)
 
 
 def test_a_variable_that_is_named_function() -> None:
-    """A walk begins at the captured function under that name, too."""
+    """``function`` is also the name of the root at which walks through the captured function begin."""
     function = nn.Linear(4, 4).to(DEVICE)
 
     def body(x: Tensor) -> Tensor:

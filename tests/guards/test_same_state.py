@@ -1,4 +1,5 @@
-"""Objects that take the places of others: what is equal but for its tensors is replayed, all else is as in eager."""
+"""Objects that replace others: one that differs in its tensors alone is replayed; with any other, values are
+eager's."""
 
 from __future__ import annotations
 
@@ -89,14 +90,14 @@ def leaves(value: Any) -> list[Any]:
 
 
 def shared(model: Model) -> Adapter:
-    """An adapter whose layers have one weight."""
+    """An adapter whose two layers share one weight."""
     made = Adapter(8)
     made.up.weight = made.down.weight
     return made
 
 
 def kept(model: Model) -> Adapter:
-    """An adapter whose weight the model has in another place, too."""
+    """An adapter whose weight is also that of another layer of the model."""
     made = Adapter()
     made.up.weight = model.second.up.weight
     return made
@@ -121,7 +122,7 @@ def with_forward(model: Model) -> Adapter:
 
 
 def swapped(model: Model) -> Adapter:
-    """Put the adapter into the second one's place, and give that, which takes the adapter's."""
+    """Exchange the model's adapter and its second one."""
     before, model.second = model.second, model.adapter
     return before
 
@@ -171,7 +172,8 @@ ADAPTERS: dict[str, tuple[Callable[[Model], Adapter], bool]] = {
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_another_adapter(name: str) -> None:
-    """Values are eager's. One that differs in its tensors alone is no reason to watch or to record."""
+    """Values are eager's with each adapter. One that differs in its tensors alone needs no new watched run or
+    recording."""
     made_of, is_same = ADAPTERS[name]
     model, x = Model(), torch.randn(3, 8, device=DEVICE)
     f = capture(model)
@@ -182,10 +184,10 @@ def test_another_adapter(name: str) -> None:
         model.adapter = made_of(model)
         for _ in range(4):
             assert leaves(f(x)) == leaves(Model.forward(model, x))
-    found = recordings(f)
+    counts = recordings(f)
     if is_same and REBINDS:
-        assert (found.observations, found.recordings) == (before.observations, before.recordings)
-        assert found.rebinds >= 2
+        assert (counts.observations, counts.recordings) == (before.observations, before.recordings)
+        assert counts.rebinds >= 2
     model.adapter = first
     for _ in range(4):
         assert leaves(f(x)) == leaves(Model.forward(model, x))
@@ -193,12 +195,12 @@ def test_another_adapter(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [Asking, Handing])
 def test_an_object_that_is_more_than_what_it_holds(kind: type[Model]) -> None:
-    """Its number is asked for, or it is handed out."""
+    """The body asks for the adapter's ``id``, or returns it: another object is then another result."""
     model, x = kind(), torch.randn(3, 8, device=DEVICE)
     f = capture(model)
-    first, other = model.adapter, Adapter()
-    model.known = id(other)
-    for adapter in (first, other, first, other, first):
+    first, second = model.adapter, Adapter()
+    model.known = id(second)
+    for adapter in (first, second, first, second, first):
         model.adapter, model.schedule = adapter, Schedule(2.0)
         for _ in range(3):
             assert leaves(f(x)) == leaves(kind.forward(model, x))
@@ -214,12 +216,12 @@ def test_another_plain_object(scale: float, words: dict[str, int] | None, is_sam
     model.schedule = Schedule(scale, words)
     for _ in range(3):
         assert leaves(f(x)) == leaves(Model.forward(model, x))
-    found = recordings(f)
-    assert (found.recordings == before.recordings) == is_same
+    counts = recordings(f)
+    assert (counts.recordings == before.recordings) == is_same
 
 
 def test_adapters_that_come_and_go() -> None:
-    """Nobody keeps them; another one may get the memory, and the number, of one before."""
+    """Adapters that nobody keeps: a new one may get the memory and the ``id`` of an earlier one."""
     model, x = Model(), torch.randn(3, 8, device=DEVICE)
     f = capture(model)
     for number in range(20):
@@ -230,7 +232,7 @@ def test_adapters_that_come_and_go() -> None:
 
 
 def test_gradients_of_an_adapter_that_was_swapped() -> None:
-    """Forward and backward are recorded apart; gradients go to the tensors that are there now."""
+    """In a region gradients go to the parameters of the adapter that is there now."""
     model, adapters, x = Model(), [Adapter() for _ in range(3)], torch.randn(3, 8, device=DEVICE)
     twin = copy.deepcopy(model)
     twins = copy.deepcopy(adapters)
@@ -240,8 +242,8 @@ def test_gradients_of_an_adapter_that_was_swapped() -> None:
             model.adapter, twin.adapter = adapters[call // 3 % 3], twins[call // 3 % 3]
             f(x).square().mean().backward()
             Model.forward(twin, x).square().mean().backward()
-            for one, other in zip((*adapters, model), (*twins, twin), strict=True):
-                for ours, eager in zip(one.parameters(), other.parameters(), strict=True):
+            for module, twin_module in zip((*adapters, model), (*twins, twin), strict=True):
+                for ours, eager in zip(module.parameters(), twin_module.parameters(), strict=True):
                     assert (ours.grad is None) == (eager.grad is None)
                     assert ours.grad is None or torch.equal(ours.grad, eager.grad)  # type: ignore[arg-type]
     assert recordings(f).replays > 0

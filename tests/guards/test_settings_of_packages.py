@@ -1,4 +1,4 @@
-"""Settings that packages keep in C, by thread or by context, and functions that give them."""
+"""Settings that packages keep in C, per thread or per context, and the functions that read them."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ SETTINGS: dict[str, Setting] = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_of_a_package(name: str, request: pytest.FixtureRequest) -> None:
-    read, put, one, other = SETTINGS[name]
+    read, put, first, second = SETTINGS[name]
     before = random.getstate(), np.random.get_state(), sys.getrecursionlimit(), faulthandler.is_enabled()
 
     def restore() -> None:
-        put(one)
+        put(first)
         random.setstate(before[0])
         np.random.set_state(before[1])
         sys.setrecursionlimit(before[2])
@@ -88,7 +88,7 @@ def test_a_setting_of_a_package(name: str, request: pytest.FixtureRequest) -> No
 
     x = torch.ones(3, device=DEVICE)
     with torch.no_grad():
-        for value in (one, other, one):
+        for value in (first, second, first):
             put(value)
             replays = recordings(body).replays
             for _ in range(5):
@@ -110,7 +110,7 @@ def test_a_warning_that_is_shown_each_time() -> None:
                 warnings.filterwarnings("always" if is_always else "once", "said by")
                 for _ in range(6):
                     body(x)
-            assert sum("said by" in str(one.message) for one in said) == (6 if is_always else 1)
+            assert sum("said by" in str(warning.message) for warning in said) == (6 if is_always else 1)
 
 
 def test_a_warning_that_is_shown_once_costs_one_more_watched_run() -> None:

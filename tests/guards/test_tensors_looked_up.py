@@ -1,4 +1,4 @@
-"""A tensor that is looked up by which object it is cannot be exchanged for an equal one. Optimizers keep state so."""
+"""A tensor that is the key of a dict, as optimizers keep state, cannot be bound to another tensor of equal kind."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ LOOKED_UP: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
 @pytest.mark.parametrize("kind", LOOKED_UP)
 def test_another_parameter_is_looked_up_anew(kind: str) -> None:
     net = nn.Linear(3, 2).to(DEVICE)
-    first, other = net.weight, nn.Parameter(net.weight.detach().clone())
-    table, get = LOOKED_UP[kind](net, first, other)
+    first, second = net.weight, nn.Parameter(net.weight.detach().clone())
+    table, get = LOOKED_UP[kind](net, first, second)
 
     def body(x: Tensor) -> Tensor:
         y: Tensor = net(x) * get(table, net.weight)
@@ -41,7 +41,7 @@ def test_another_parameter_is_looked_up_anew(kind: str) -> None:
     function = capture(body)
     x = torch.randn(4, 3, device=DEVICE)
     with torch.no_grad():
-        for weight in (first, other, first):
+        for weight in (first, second, first):
             net.weight = weight
             for _ in range(5):
                 assert bits(function(x)) == bits(body(x))
@@ -81,7 +81,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_new_parameter_has_no_state_of_the_one_before(optimizer: str) -> None:
-    """In the same list of parameters, without a new optimizer: the state of the old one stays there."""
+    """A parameter is replaced in the optimizer's list: the old one's state stays in the optimizer and is not used."""
 
     def training(wrap: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
         torch.manual_seed(0)
@@ -97,12 +97,12 @@ def test_a_new_parameter_has_no_state_of_the_one_before(optimizer: str) -> None:
 
         return wrap(step), net, steps
 
-    (step, net, steps), (eager, its_net, its_steps) = training(capture), training(lambda one: one)
+    (step, net, steps), (eager, its_net, its_steps) = training(capture), training(lambda function: function)
     for number in range(24):
         if number in (8, 16):
-            for one, its in ((net, steps), (its_net, its_steps)):
-                one[0].weight = nn.Parameter(torch.full((4, 3), 0.1 * number, device=DEVICE))
-                its.param_groups[0]["params"][:] = list(one.parameters())
+            for layers, its in ((net, steps), (its_net, its_steps)):
+                layers[0].weight = nn.Parameter(torch.full((4, 3), 0.1 * number, device=DEVICE))
+                its.param_groups[0]["params"][:] = list(layers.parameters())
         torch.manual_seed(number)
         x = torch.randn(5, 3, device=DEVICE)
         assert bits(step(x)) == bits(eager(x)), number
@@ -138,7 +138,7 @@ def test_an_optimizer_that_wraps_another_one_and_has_no_groups() -> None:
 
         return wrap(step), net
 
-    (step, net), (eager, its_net) = training(capture), training(lambda one: one)
+    (step, net), (eager, its_net) = training(capture), training(lambda function: function)
     for number in range(10):
         x = torch.full((5, 3), 0.1 * number, device=DEVICE)
         assert bits(step(x)) == bits(eager(x))

@@ -1,4 +1,4 @@
-"""Switches of torch that a body asks for in Python: in C, and in modules that compute what they give."""
+"""Switches of torch that a body reads, some kept in C and some computed by modules: a change is seen."""
 
 from __future__ import annotations
 

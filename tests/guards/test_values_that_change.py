@@ -1,4 +1,4 @@
-"""Guards that fail again and again: few values become part of the key, ever new ones meet the budget."""
+"""Guards that fail often: a few values become part of the key; new values in every call end at the budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.device import DEVICE
 
 
 class Config:
-    """Anything."""
+    """An object that tests put attributes on."""
 
     def __init__(self, **kept: Any) -> None:
         self.__dict__.update(kept)
@@ -29,7 +29,7 @@ def helper(config: Config, x: Tensor) -> Any:
 
 
 class Net(nn.Module):
-    """Its own code does not name what is read."""
+    """A module whose ``forward`` reads through a helper: its own code does not name the attribute."""
 
     def __init__(self, kept: Config) -> None:
         super().__init__()
@@ -48,10 +48,10 @@ def test_few_values_are_recorded_once_each(values: tuple[Any, ...]) -> None:
     with torch.no_grad(), config.patch(cache=False):
         for turn in range(60):
             kept.scale = values[turn % len(values)]  # type: ignore[attr-defined]
-            found, right = mine(x), net(x)
-            assert found.dtype is right.dtype
-            assert torch.equal(found, right), turn
-            del found
+            result, right = mine(x), net(x)
+            assert result.dtype is right.dtype
+            assert torch.equal(result, right), turn
+            del result
     counted = recordings(mine)
     assert counted.recordings == len(values)
     assert counted.replays >= 60 - 4 * len(values)
@@ -70,7 +70,7 @@ def _ever_new(change: Callable[[int], object], function: Any, plain: Any) -> str
     assert counted.eager_calls > 60
     assert counted.recordings <= 2
     assert counted.observations <= 40
-    (finding,) = [str(one.message) for one in said if "CG906" in str(one.message)]
+    (finding,) = [str(warning.message) for warning in said if "CG906" in str(warning.message)]
     return finding
 
 
@@ -105,7 +105,7 @@ NAMED: dict[str, Any] = {
 
 @pytest.mark.parametrize("value", NAMED.values(), ids=NAMED)
 def test_c_compares_what_a_body_names(value: Any) -> None:
-    """No function in Python is called for it."""
+    """Guards on a value that a body names are all of kinds that C compares without calling Python."""
     scope = {"name": value}
     found = named_guards(value, NamedSource(lambda: scope["name"], scope, "name"))
     assert found

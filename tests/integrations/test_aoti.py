@@ -1,4 +1,4 @@
-"""Packages of AOTInductor: compared bit for bit with the same package loaded twice, of which one is not captured."""
+"""Packages of AOTInductor: one is loaded twice, one copy is captured, and both are compared bit for bit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def compile_to(path: Path) -> None:
     rows = torch.export.Dim("rows", min=1, max=64)
     shapes = {"x": {0: rows}, "cache": None, "at": {0: rows}, "scale": None}
     with torch.device("cpu"), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's own
+        warnings.simplefilter("ignore")  # warnings of the compiler
         example = (torch.zeros(2, WIDTH), torch.zeros(ROWS, WIDTH), torch.tensor([0, 1]))
         # Code that does little and runs a few times needs no optimization, which takes most of the time.
         quickly = torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"})
@@ -92,7 +92,7 @@ def arguments(seed: int, rows: int = 2) -> tuple[Tensor, Tensor]:
 
 
 class Side:
-    """One of the two: its own package, cache and draws."""
+    """One of the two copies that are compared, with its own cache."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.cache = function, torch.zeros(ROWS, WIDTH)
@@ -104,7 +104,7 @@ class Side:
         return result, self.cache.clone(), torch.get_rng_state()
 
     def step(self, seed: int, x: Tensor, at: Tensor) -> Any:
-        """A step of one call, with these."""
+        """Call the package once, from a seed, as one step."""
         mark_step_begin()
         torch.manual_seed(seed)
         return self.function(x, self.cache, at, scale=torch.ones(()))
@@ -172,13 +172,14 @@ def test_in_a_chain_with_captured_functions(package: Path) -> None:
     for seed in range(9):
         mark_step_begin()
         kept.append((ours(seed, rows=2 + seed % 2), theirs(seed, rows=2 + seed % 2)))
-    for found, expected in kept:
-        same(found, expected)
-    assert [counts(one)[1:] for one in (first, captured, second)] == [(5, 0)] * 3
+    for outputs, expected in kept:
+        same(outputs, expected)
+    assert [counts(function)[1:] for function in (first, captured, second)] == [(5, 0)] * 3
 
 
 def test_called_by_a_captured_function(package: Path) -> None:
-    """Not captured itself, called with a tensor of the body's own, through the model and through its loader."""
+    """A captured body calls a package that is not captured itself, through the model and through its loader, with a
+    tensor that the body makes."""
 
     def body(model: Any) -> Callable[..., Any]:
         def run(x: Tensor, cache: Tensor, at: Tensor, scale: Tensor) -> tuple[Any, Tensor]:
@@ -195,7 +196,8 @@ def test_called_by_a_captured_function(package: Path) -> None:
 
 
 def test_writes_that_change_nothing_at_first(package: Path) -> None:
-    """Neither the watched nor the recorded run shows that the cache is written; no write is counted either."""
+    """The package writes its cache with the values that are there, in the watched and in the recorded run, and no
+    version counter rises: later writes have to show all the same."""
     captured = capture(load(package))
     ours, theirs = Side(captured), Side(load(package))
     for seed in range(6):
@@ -221,13 +223,13 @@ def test_inputs_of_other_places(package: Path, kind: str) -> None:
         results = [side.step(seed, INPUTS[kind](seed), torch.tensor([0, 3])) for side in (ours, theirs)]
         same(*results)
         same(ours.cache, theirs.cache)
-        assert not any(one.requires_grad for one in results[0].values())
-        del results  # held outputs are a matter of other tests
+        assert not any(tensor.requires_grad for tensor in results[0].values())
+        del results  # other tests hold outputs
     assert counts(captured)[1:] == (3, 0)
 
 
 def test_inputs_that_share_memory(package: Path) -> None:
-    """What the package writes through one it reads, or does not read, through the other, as it does uncaptured."""
+    """Two inputs on one memory, of which one is written: the other shows the write exactly where it does uncaptured."""
     captured = capture(load(package))
     ours, theirs = Side(captured), Side(load(package))
     for seed in range(6):
@@ -239,7 +241,7 @@ def test_inputs_that_share_memory(package: Path) -> None:
 
 
 def test_tensors_of_inference_mode_and_read_only_memory(package: Path, tmp_path: Path) -> None:
-    """What eager code may not write is read all the same."""
+    """Inputs that eager code may not write are read without being written."""
     file = tmp_path / "x"
     file.write_bytes(bytes(range(2 * WIDTH * 4)))
     file.chmod(0o444)
@@ -280,7 +282,7 @@ def test_under_autocast(package: Path) -> None:
 
 
 def test_other_constants(package: Path) -> None:
-    """What a package is given later is what the next replay computes with."""
+    """Constants that are loaded into the package later are those of the next replay."""
     models = load(package), load(package)
     captured = capture(models[0])
     ours, theirs, kept = Side(captured), Side(models[1]), []
@@ -315,7 +317,7 @@ def test_constants_given_inside_a_body_keep_it_eager(package: Path) -> None:
 
 @pytest.mark.slow  # compiles a second package
 def test_another_package_under_the_same_name(package: Path) -> None:
-    """A body finds the package where it names it: another one there is another recording."""
+    """A body reads the package by a name: another package under that name makes another recording."""
     model = load(package)
 
     def body(x: Tensor, cache: Tensor, at: Tensor, scale: Tensor) -> Any:
@@ -349,7 +351,7 @@ def test_explain_and_warmup_put_the_arguments_back(package: Path) -> None:
     before, state = cache.clone(), torch.get_rng_state()
     plan = explain(captured)(x, cache, at, scale=torch.ones(())).plan
     same([cache, torch.get_rng_state()], [before, state])
-    assert [one.path for one in plan.placeholders if one.mutated] == ["args.1"]
+    assert [placeholder.path for placeholder in plan.placeholders if placeholder.mutated] == ["args.1"]
     warmup(captured)(x, cache, at, scale=torch.ones(()))
     same([cache, torch.get_rng_state()], [before, state])
     mark_step_begin()
@@ -360,22 +362,22 @@ def test_explain_and_warmup_put_the_arguments_back(package: Path) -> None:
 
 def test_other_threads_and_later_calls_meet_the_loader_itself(package: Path) -> None:
     model, plain = load(package), (private.Loader.run, private.Loader.boxed_run)
-    found: queue.SimpleQueue[Tensor] = queue.SimpleQueue()  # explain would put a list back
+    results: queue.SimpleQueue[Tensor] = queue.SimpleQueue()  # not a list, which explain would put back
 
     def body(x: Tensor) -> Tensor:
-        work = threading.Thread(target=lambda: found.put(call(model, x)))
+        work = threading.Thread(target=lambda: results.put(call(model, x)))
         work.start()
         work.join()
         return x + 1
 
     def call(model: Any, x: Tensor) -> Tensor:
         torch.manual_seed(1)
-        found = model(x, torch.zeros(ROWS, WIDTH), torch.tensor([0, 1]), scale=torch.ones(()))
-        return found["noise"]  # type: ignore[no-any-return]
+        outputs = model(x, torch.zeros(ROWS, WIDTH), torch.tensor([0, 1]), scale=torch.ones(()))
+        return outputs["noise"]  # type: ignore[no-any-return]
 
     x = rand(2, WIDTH).cpu()
     explain(body)(x)
-    same(found.get_nowait(), call(load(package), x))
+    same(results.get_nowait(), call(load(package), x))
     assert (private.Loader.run, private.Loader.boxed_run) == plain
 
 
@@ -441,7 +443,8 @@ def test_on_a_device_a_rule_names_the_fix(package: Path, monkeypatch: pytest.Mon
 
 
 def test_on_a_device_a_package_for_one_thread_is_recorded(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other constants drop what was recorded: the next call is an eager one, in which the package folds them."""
+    """Loading other constants drops the recordings: the next call is eager, and the package folds the constants in
+    it."""
     with as_on_a_device(monkeypatch):
         models = load(package), load(package)
         captured = capture(models[0])
@@ -457,7 +460,7 @@ def test_on_a_device_a_package_for_one_thread_is_recorded(package: Path, monkeyp
 
 
 def test_a_capture_is_stopped_before_the_package_runs(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a capture comes first, as with a plan from the store, nothing of the package is run in it."""
+    """Where the first call captures at once, as with a plan from disk, the capture stops before the package runs."""
     with as_on_a_device(monkeypatch):
         monkeypatch.setattr(aoti_packages, "is_capturing_now", lambda: True)
         x, at = arguments(1)

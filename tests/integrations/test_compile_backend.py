@@ -1,6 +1,6 @@
 """``torch.compile(backend="capture")``: compared bit for bit with eager twins; replays are counted.
 
-The backend is given as the function that the entry point names, so that a tree that is not installed is tested too.
+The backend is passed as the function that the entry point names, so that the tests need no installed package.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def test_inference(name: str) -> None:
 def test_training(name: str) -> None:
     make, inputs = MODELS[name]
     net, twin = twins(make)
-    eager = twin if DEVICE.type == "cpu" else torch.compile(twin, backend="aot_eager")  # which rounds differently there
+    # eager code rounds differently on a GPU
+    eager = twin if DEVICE.type == "cpu" else torch.compile(twin, backend="aot_eager")
     same(train(compiled(net), net, inputs), train(eager, twin, inputs))
     replayed("forward")
     replayed("backward")
@@ -98,13 +99,13 @@ def test_inference_mode_and_no_grad_and_grad_take_turns() -> None:
 
 
 def test_dropout_draws_as_aot_eager_does() -> None:
-    """AOTAutograd makes other operators of a dropout than eager runs, so that it draws other numbers from one seed."""
+    """AOTAutograd turns dropout into other operators than eager's, which draw other numbers from the same seed."""
     net, twin = twins(Drops)
     left: list[tuple[list[Tensor], Tensor]] = []
-    for one, by in ((net, backend), (twin, "aot_eager")):
+    for module, by in ((net, backend), (twin, "aot_eager")):
         torch.compiler.reset()
         torch.manual_seed(7)
-        losses = train(torch.compile(one, backend=by), one, lambda seed: rand(4, 8, seed=seed))
+        losses = train(torch.compile(module, backend=by), module, lambda seed: rand(4, 8, seed=seed))
         left.append((losses, rng_state()))
         if by is backend:
             replayed("forward")
@@ -116,8 +117,8 @@ def test_several_backward_passes_pending() -> None:
     net, twin = twins(Mlp)
     f = compiled(net)
     for step in range(STEPS):
-        for one in (net, twin):
-            one.zero_grad()
+        for module in (net, twin):
+            module.zero_grad()
         for run in (f, twin):
             losses = [run(rand(4, 8, seed=3 * step + index)).square().mean() for index in range(3)]
             losses[1].backward()
@@ -141,7 +142,7 @@ def test_a_late_backward_pass() -> None:
 
 
 def test_gradients_of_inputs_in_the_middle_of_a_graph() -> None:
-    """What the forward pass saves is then a tensor with a graph of its own."""
+    """A graph whose input has a graph of its own, which the forward pass saves."""
     net, twin = twins(Mlp)
     f = compiled(net)
 
@@ -155,14 +156,15 @@ def test_gradients_of_inputs_in_the_middle_of_a_graph() -> None:
 
 
 def test_a_backward_pass_without_its_forward_pass_does_not_shift_the_steps() -> None:
-    """Else every step to come would begin with it and end before it, and move the saved activations out."""
+    """One backward pass without a captured forward pass must not become the begin of each later step: the step would
+    then end between forward and backward, and saved activations would be moved out of the pool."""
     net, twin = twins(Mlp)
     f = compiled(net)
     for step in range(2 * STEPS):
-        for run, one in ((f, net), (twin, twin)):
+        for run, module in ((f, net), (twin, twin)):
             with config.patch(enabled=step != 0):
                 loss = run(rand(4, 8, seed=step)).square().mean()
-            one.zero_grad()  # between the two, so that no step ends by itself
+            module.zero_grad()  # between the two, so that no step ends by itself
             loss.backward()
         same([p.grad for p in net.parameters()], [p.grad for p in twin.parameters()])
     assert only("forward").kept_outputs == 0
@@ -205,8 +207,8 @@ def test_dynamic_shapes_are_part_of_the_key() -> None:
     for step in range(STEPS):
         for batch in (3, 5, 300):
             x = rand(batch, 8, seed=step)
-            for run, one in ((f, net), (twin, twin)):
-                one.zero_grad()
+            for run, module in ((f, net), (twin, twin)):
+                module.zero_grad()
                 (run(x) * x.shape[0]).square().mean().backward()
             same([p.grad for p in net.parameters()], [p.grad for p in twin.parameters()])
     replayed("forward", 3 * (STEPS - 2), 3)
@@ -274,8 +276,8 @@ def test_aliased_outputs() -> None:
         ours, theirs = run(x, y), f(x, y)
         same(ours, theirs)
         assert ours[3] is y
-        for found in (ours, theirs):
-            found[1].add_(1)  # seen through the others
+        for outputs in (ours, theirs):
+            outputs[1].add_(1)  # the other outputs share its memory
         same(ours, theirs)
         ours[4].zero_()
         assert not y.any()
@@ -288,14 +290,14 @@ def test_kept_outputs_keep_their_values() -> None:
     with torch.no_grad():
         for seed in range(STEPS + 3):
             kept.append(f(rand(4, 8, seed=seed)))
-            for number, one in enumerate(kept):
-                same(one, twin(rand(4, 8, seed=number)))
+            for number, output in enumerate(kept):
+                same(output, twin(rand(4, 8, seed=number)))
     assert only().replays >= 3
 
 
 @pytest.mark.parametrize("marks", [False, True])
 def test_chains_that_fail_in_reduce_overhead(marks: bool) -> None:
-    """pytorch issues 160281, 152887, 170604."""
+    """Chains of graphs that fail or warn with ``reduce-overhead``: pytorch issues 160281, 152887, 170604."""
 
     def first(x: Tensor) -> Tensor:
         return x.sin() * 2
@@ -317,7 +319,7 @@ def test_chains_that_fail_in_reduce_overhead(marks: bool) -> None:
 
 
 class Turned(Block):
-    """Reads a buffer that all blocks share before anything else."""
+    """A block whose first operator reads a buffer that all blocks share."""
 
     table: Tensor
 
@@ -367,13 +369,13 @@ def test_weights_that_change() -> None:
     f = compiled(net)
     with torch.no_grad():
         for seed in range(3 * STEPS):
-            for one in (net, twin):
+            for module in (net, twin):
                 if seed % STEPS == 1:
-                    one.first.weight.mul_(1.1)
+                    module.first.weight.mul_(1.1)
                 elif seed % STEPS == 2:
-                    one.second.weight.data = one.second.weight.data.clone() * 1.2
+                    module.second.weight.data = module.second.weight.data.clone() * 1.2
                 elif seed % STEPS == 3:
-                    one.second.bias = nn.Parameter(one.second.bias * 1.3)
+                    module.second.bias = nn.Parameter(module.second.bias * 1.3)
             x = rand(4, 8, seed=seed)
             same(f(x), twin(x))
     assert all(now.eager_calls == 0 for now in map(recordings, made()))

@@ -50,7 +50,7 @@ def test_findings_name_the_users_line() -> None:
     run = compiled(f, options={"rng": "eager"})
     with pytest.warns(CaptureWarning, match="CG301"):
         run(rand(4))
-    where = next(one.where for one in only().findings if one.code == "CG301")
+    where = next(finding.where for finding in only().findings if finding.code == "CG301")
     assert where.file == __file__
     assert where.code.endswith("# the line")
 
@@ -61,12 +61,12 @@ def test_names_in_reports_and_plans() -> None:
     table = report()
     for part in ("Mlp.forward [0/0] forward", "Mlp.forward [0/0] backward"):
         assert part in table
-    paths = [one.path for one in plans(made()[0])[0].placeholders]
+    paths = [placeholder.path for placeholder in plans(made()[0])[0].placeholders]
     assert paths == [
         "l_self_modules_first_parameters_weight_", "l_self_modules_first_parameters_bias_", "l_x_",
         "l_self_modules_second_parameters_weight_", "l_self_modules_second_parameters_bias_",
     ]  # fmt: skip
-    backward = [one.path for one in plans(made()[1])[0].placeholders]
+    backward = [placeholder.path for placeholder in plans(made()[1])[0].placeholders]
     assert "l_x_" in backward
     assert "tangents_1" in backward
 

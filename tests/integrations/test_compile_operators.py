@@ -23,7 +23,7 @@ from tests.support.rows import rand, same, warned
 
 
 def test_a_generator_that_is_an_input() -> None:
-    """AOTAutograd passes generators to ``graphsafe_run_with_rng_state`` in this way."""
+    """A generator as a graph's input, as AOTAutograd passes it to ``graphsafe_run_with_rng_state``."""
     graph = torch.fx.Graph()
     given, generator = graph.placeholder("x"), graph.placeholder("fwd_rng_state_0")
     drawn = graph.call_function(torch.ops.aten.bernoulli.default, (given,), {"generator": generator})
@@ -40,7 +40,8 @@ def test_a_generator_that_is_an_input() -> None:
 
 @pytest.mark.skipif(not EXECUTES, reason="a stand-in for what torch has on CUDA alone")
 def test_a_generator_lent_to_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU engine cannot hold it and says so; a CUDA graph reads the generator it was lent."""
+    """An operator that gets a generator: the CPU engine cannot record it and says so; a CUDA graph reads the
+    generator."""
     operator = torch.ops.higher_order.graphsafe_run_with_rng_state
     default = torch.default_generator
 
@@ -83,20 +84,20 @@ def test_dropout_under_a_checkpoint_runs_eagerly() -> None:
 
     net, twin = twins(Checkpointed)
     left = []
-    for one, by in ((net, backend), (twin, "aot_eager")):
+    for module, by in ((net, backend), (twin, "aot_eager")):
         torch.compiler.reset()
         torch.manual_seed(7)
-        run = torch.compile(one, backend=by)
+        run = torch.compile(module, backend=by)
         if by is not backend:
-            left.append(train(run, one, MODELS["mlp"][1]))
+            left.append(train(run, module, MODELS["mlp"][1]))
             continue
         with warned("CG403", most=2):
-            left.append(train(run, one, MODELS["mlp"][1]))
+            left.append(train(run, module, MODELS["mlp"][1]))
     same(*left)
 
 
 def test_a_custom_operator_that_writes() -> None:
-    """Stays in the graph as ``auto_functionalized``, which is looked into."""
+    """The graph has it as ``auto_functionalized``; the operator inside is found."""
 
     @torch.library.custom_op("capture_tests::double_", mutates_args={"x"})
     def double_(x: Tensor) -> None:
@@ -128,7 +129,7 @@ def test_a_branch_in_the_graph_runs_eagerly() -> None:
 
 
 def test_a_region_that_is_compiled_once() -> None:
-    """Stays in the graph as ``invoke_subgraph``, which is looked into."""
+    """The graph has it as ``invoke_subgraph``; the operators inside are found."""
 
     @torch.compiler.nested_compile_region
     def twice(x: Tensor) -> Tensor:
@@ -142,15 +143,15 @@ def test_a_region_that_is_compiled_once() -> None:
 
 
 def test_a_compiled_optimizer() -> None:
-    """Its parameters and its state are known to keep their address, and written there. Dynamo takes another
-    implementation than eager (``foreach``), which may round otherwise: compared with ``aot_eager``."""
+    """Parameters and state of a compiled optimizer are static inputs that are written in place. Dynamo takes the
+    ``foreach`` implementation, which may round differently from eager's: it is compared with ``aot_eager``."""
     net, twin = twins(Mlp)
-    ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (net, twin))
-    step, other = compiled(lambda: ours.step()), torch.compile(lambda: theirs.step(), backend="aot_eager")
+    ours, theirs = (torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9) for module in (net, twin))
+    step, plain_step = compiled(lambda: ours.step()), torch.compile(lambda: theirs.step(), backend="aot_eager")
     for seed in range(STEPS + 1):
-        for one, optimizer, run in ((net, ours, step), (twin, theirs, other)):
+        for module, optimizer, run in ((net, ours, step), (twin, theirs, plain_step)):
             optimizer.zero_grad()
-            one(rand(4, 8, seed=seed)).square().mean().backward()
+            module(rand(4, 8, seed=seed)).square().mean().backward()
             run()
         same([*net.parameters()], [*twin.parameters()])
     assert made()
@@ -162,8 +163,8 @@ def test_retained_graphs_and_accumulated_gradients() -> None:
     net, twin = twins(Mlp)
     f = compiled(net)
     for step in range(STEPS):
-        for run, one in ((f, net), (twin, twin)):
-            one.zero_grad()
+        for run, module in ((f, net), (twin, twin)):
+            module.zero_grad()
             for index in range(2):
                 loss = run(rand(4, 8, seed=2 * step + index)).square().mean()
                 loss.backward(retain_graph=True)
@@ -208,7 +209,7 @@ def test_threads_share_a_graph() -> None:
             if not all(map(torch.equal, ours, theirs)):
                 wrong.append(thread)
 
-    with without_default_device():  # the compiler guards on it, and each thread has its own
+    with without_default_device():  # the compiler guards on the default device, of which each thread has its own
         work(9, 1)
         threads = [threading.Thread(target=work, args=(number, STEPS + 3)) for number in range(3)]
         for thread in threads:
@@ -230,12 +231,12 @@ def test_a_tensor_marked_as_static() -> None:
     for seed in range(STEPS):
         same(run(rand(4, seed=seed), ours), f(rand(4, seed=seed), theirs))
         same(ours, theirs)
-    policies = {one.path: one.policy.name for one in plans(made()[0])[0].placeholders}
+    policies = {placeholder.path: placeholder.policy.name for placeholder in plans(made()[0])[0].placeholders}
     assert policies == {"l_x_": "COPY", "l_cache_": "STATIC"}
 
 
 def test_without_aot_autograds_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stated fallbacks of what is private in torch."""
+    """Without torch's private wrapper the stated fallback is taken."""
     for name in ("_aot_autograd", "_CompileContext", "_TracingContext", "_Translator"):
         monkeypatch.setattr(compiler_backend, name, None)
     net, twin = twins(Mlp)
@@ -251,7 +252,7 @@ def _net() -> nn.Sequential:
 
 @pytest.mark.parametrize("compiled_before", [True, False])
 def test_training_through_compiled_code(compiled_before: bool) -> None:
-    """Its backward pass writes into what it saved, which torch lets no second one read."""
+    """The compiled backward pass writes into tensors that it saved, so torch allows no second pass through them."""
     net, x = _net(), torch.randn(4, 8, device=DEVICE)
     compiled: Any = torch.compile(net, backend="aot_eager")
     if compiled_before:
@@ -265,13 +266,13 @@ def test_training_through_compiled_code(compiled_before: bool) -> None:
             given = x * number
             net.zero_grad()
             captured(given).sum().backward()
-            found = [p.grad for p in net.parameters()]
+            grads = [p.grad for p in net.parameters()]
             net.zero_grad()
             net(given).square().sum().backward()
-            for one, parameter in zip(found, net.parameters(), strict=True):
-                assert one is not None
+            for grad, parameter in zip(grads, net.parameters(), strict=True):
+                assert grad is not None
                 assert parameter.grad is not None
-                assert torch.equal(one, parameter.grad)
+                assert torch.equal(grad, parameter.grad)
         assert recordings(captured).replays >= 6
         loss = captured(x).sum()
         with pytest.raises(RuntimeError, match="donated"):
@@ -280,7 +281,7 @@ def test_training_through_compiled_code(compiled_before: bool) -> None:
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_compiled_function_is_compiled_once(autocast: bool) -> None:
-    """A watched run leaves what it is guarded by as it is, but for autocast's cache where that is in use."""
+    """A watched run changes nothing that Dynamo guards on, except for autocast's cache where that is in use."""
     count = [0]
 
     def counting(graph: Any, inputs: Any) -> Any:

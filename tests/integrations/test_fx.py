@@ -1,4 +1,4 @@
-"""``capture_graph_module``: graphs of every tracer, and where they are cut; bit for bit with a twin."""
+"""``capture_graph_module``: graphs of every tracer, and where they are cut, compared bit for bit with a twin."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ torch.fx.wrap("of_python")
 
 
 class Norms(nn.Module):
-    """Buffers that are written, a parameter of its own, results in a dict."""
+    """Writes buffers, has a parameter of its own, and returns a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def test_graphs_of_tracers(model: type[nn.Module], tracer: str, grad: bool) -> N
 
 
 def test_the_graph_module_of_an_exported_program() -> None:
-    """Parameters are inputs there, and keep their address."""
+    """An exported program has its parameters as inputs; they are static."""
     net = Mlp()
     program = torch.export.export(net, batch(0))
     parameters = list(net.parameters())
@@ -83,7 +83,7 @@ def test_the_graph_module_of_an_exported_program() -> None:
         like(captured, lambda *values: (net(values[-1]),), lambda seed: (*parameters, *batch(seed)))
     assert counts(captured) == [ALL_REPLAYED]
     (plan,) = plans(captured.pieces[0].function)
-    assert sorted(one.policy.name for one in plan.placeholders) == ["COPY"] + ["STATIC"] * 4
+    assert sorted(placeholder.policy.name for placeholder in plan.placeholders) == ["COPY"] + ["STATIC"] * 4
 
 
 def test_training() -> None:
@@ -92,7 +92,7 @@ def test_training() -> None:
     twin = copy.deepcopy(net)
     gm = traced(net)
     captured = capture_graph_module(gm, batch(0))
-    ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (gm, twin))
+    ours, theirs = (torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9) for module in (gm, twin))
     for seed in range(STEPS + 2):
         losses = []
         for run, optimizer in ((captured, ours), (twin, theirs)):
@@ -107,7 +107,7 @@ def test_training() -> None:
 
 
 def test_forward_and_backward_graphs() -> None:
-    """The graphs are given as AOTAutograd hands them out."""
+    """Forward and backward graphs as AOTAutograd passes them to a backend."""
     made: list[CapturedGraph] = []
 
     def compiler(gm: Graph, inputs: Sequence[Any]) -> Any:
@@ -119,15 +119,15 @@ def test_forward_and_backward_graphs() -> None:
 
     run = aot_function(f, fw_compiler=compiler, bw_compiler=compiler)
     for seed in range(STEPS + 1):
-        found = []
-        for one in (run, f):
+        results = []
+        for function in (run, f):
             x, w = rand(4, 4, seed=seed).requires_grad_(), rand(4, 4, seed=seed + 9).requires_grad_()
-            y = one(x, w)
+            y = function(x, w)
             y.sum().backward()
-            found.append([y, x.grad, w.grad])
-        same(*found)
+            results.append([y, x.grad, w.grad])
+        same(*results)
     assert len(made) == 2
-    assert all(now.replays >= STEPS - 3 and not now.eager_calls for one in made for now in one.recordings())
+    assert all(now.replays >= STEPS - 3 and not now.eager_calls for graph in made for now in graph.recordings())
 
 
 def test_a_joint_graph() -> None:
@@ -233,7 +233,7 @@ def test_higher_order_operators() -> None:
 
 
 def test_devices() -> None:
-    """By fake tensors, as a compiler hands them out: nothing runs."""
+    """The device is found from fake tensors, as a compiler passes them; nothing runs."""
     with FakeTensorMode():
         on_device, on_cpu = torch.empty(4, device="cuda"), torch.empty(4, device="cpu")
 
@@ -283,7 +283,7 @@ def test_never() -> None:
 
 
 def test_what_is_missed_runs_eagerly() -> None:
-    """A submodule that reads a value is no node of the graph."""
+    """A read inside of a submodule is no node of the graph, so it is found when the piece runs, which is then eager."""
 
     class Leaf(nn.Module):
         @override
@@ -304,7 +304,7 @@ def test_what_is_missed_runs_eagerly() -> None:
 
 
 def test_writes_keep_their_order() -> None:
-    """Nothing but its place says that the second piece comes after the write."""
+    """Only its place in the graph says that the second piece comes after the write."""
 
     def f(x: Tensor, y: Tensor) -> Tensor:
         x.add_(1)

@@ -58,7 +58,7 @@ def test_symbolic_sizes() -> None:
 
 
 def test_symbolic_inputs_of_dynamo() -> None:
-    """Sizes are inputs, and example inputs fake tensors and ``SymInt``."""
+    """Dynamo's graphs take sizes as inputs, and its example inputs are fake tensors and ``SymInt``."""
     made: list[CapturedGraph] = []
 
     def backend(gm: Graph, inputs: Sequence[Any]) -> Any:
@@ -94,7 +94,7 @@ def test_generators() -> None:
 
 
 class Mesh:
-    """Stands for a process group: no value to compare."""
+    """Stands for a process group: an object that compares by identity alone."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -116,11 +116,11 @@ def test_opaque_inputs() -> None:
             ours, theirs = captured(rand(4, seed=seed), mesh), f(rand(4, seed=seed), mesh)
             same(ours[0], theirs[0])
             assert ours[1] is mesh
-    assert all(now.recordings <= 2 for now in captured.recordings())  # one again, where a result lived on
+    assert all(now.recordings <= 2 for now in captured.recordings())  # a second one where a result lived on
 
 
 def test_opaque_inputs_of_a_recorded_operator() -> None:
-    """Told apart by identity: each has a recording."""
+    """Opaque inputs are compared by identity: each has a recording."""
 
     class Leaf(nn.Module):
         @override
@@ -139,7 +139,7 @@ def test_opaque_inputs_of_a_recorded_operator() -> None:
 
 @pytest.mark.skipif(not torch.distributed.is_available() or DEVICE.type != "cpu", reason="a group on the CPU")
 def test_groups_and_meshes() -> None:
-    """A collective is part of a recording, where its wait is."""
+    """A collective is recorded in the piece that also has its wait."""
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -156,10 +156,10 @@ def test_groups_and_meshes() -> None:
         with capture_graph_module(built(fill), [rand(4), name, mesh]) as captured:
             assert [piece.captured for piece in captured.pieces] == [True]
             for seed in range(STEPS):
-                found, given = captured(rand(4, seed=seed), name, mesh)
-                same(found, rand(4, seed=seed).sin() * 2)
+                result, given = captured(rand(4, seed=seed), name, mesh)
+                same(result, rand(4, seed=seed).sin() * 2)
                 assert given is mesh
-                del found
+                del result
             assert counts(captured) == [ALL_REPLAYED]
     finally:
         torch.distributed.destroy_process_group()
@@ -179,7 +179,10 @@ def test_inputs_that_are_written() -> None:
         same([x, ours], [y, theirs])
     assert counts(captured) == [ALL_REPLAYED]
     (plan,) = plans(captured.pieces[0].function)
-    assert {one.path: one.policy.name for one in plan.placeholders} == {"x": "COPY_BACK", "cache": "STATIC"}
+    assert {placeholder.path: placeholder.policy.name for placeholder in plan.placeholders} == {
+        "x": "COPY_BACK",
+        "cache": "STATIC",
+    }
 
 
 def test_structures() -> None:
@@ -211,16 +214,16 @@ def test_keywords_defaults_and_star_arguments() -> None:
         x, y = rand(4, seed=seed), rand(4, seed=seed + 1)
         same(captured(x, 3.0, y), gm(x, 3.0, y))
     plain = traced(lambda x, y=2.0: x * y)
-    other = capture_graph_module(plain, [rand(4)])
+    with_default = capture_graph_module(plain, [rand(4)])
     for seed in range(STEPS):
-        same(other(x=rand(4, seed=seed)), rand(4, seed=seed) * 2.0)
+        same(with_default(x=rand(4, seed=seed)), rand(4, seed=seed) * 2.0)
 
 
 def test_wrong_inputs_raise_as_in_the_module() -> None:
     gm = torch.export.export(Mlp(), batch(0)).module()
     captured = capture_graph_module(gm, batch(0))
     for wrong in ((), (rand(4, 9),), (rand(4, 8), rand(1))):
-        with pytest.raises(Exception) as theirs:  # noqa: PT011 - whichever it is
+        with pytest.raises(Exception) as theirs:  # noqa: PT011 - any error, compared below
             gm(*wrong)
         with pytest.raises(type(theirs.value)):
             captured(*wrong)
@@ -291,11 +294,11 @@ def test_training_flags_and_hooks() -> None:
 
     with torch.no_grad():
         for mode in (True, False):
-            for one in (gm, twin):
-                one.train(mode)
+            for graph in (gm, twin):
+                graph.train(mode)
             like(captured, twin, batch)
-        for one in (gm, twin):
-            one.register_forward_hook(hook)
+        for graph in (gm, twin):
+            graph.register_forward_hook(hook)
         like(captured, twin, batch)
     assert len(calls) == 2 * STEPS
     same(list(gm.state_dict().values()), list(twin.state_dict().values()))
@@ -319,7 +322,7 @@ def test_nested_graph_modules() -> None:
 
 
 def test_modules_of_like_names() -> None:
-    """``split_module`` makes one name of these."""
+    """Submodules whose names ``split_module`` would make equal."""
 
     class Alike(nn.Module):
         def __init__(self) -> None:
@@ -343,7 +346,7 @@ def test_modules_of_like_names() -> None:
 
 
 def test_results_that_nothing_computes() -> None:
-    """Inputs, parameters and constants among what is returned."""
+    """A graph that returns inputs, parameters and constants beside a computed result."""
     weight = nn.Parameter(rand(4))
 
     def fill(graph: torch.fx.Graph) -> Any:
@@ -356,14 +359,14 @@ def test_results_that_nothing_computes() -> None:
     captured = capture_graph_module(built(fill, root), [rand(4), rand(4)])
     for seed in range(STEPS):
         x, unused = rand(4, seed=seed), rand(4)
-        found = captured(x, unused)
-        assert list(found) == ["x", "kept", "y", "one", "none", "u"]
-        assert found["x"] is x
-        assert found["u"] is unused
-        assert found["kept"] is weight
-        assert (found["one"], found["none"]) == (1, None)
-        same(found["y"], x.sin())
-        del found
+        outputs = captured(x, unused)
+        assert list(outputs) == ["x", "kept", "y", "one", "none", "u"]
+        assert outputs["x"] is x
+        assert outputs["u"] is unused
+        assert outputs["kept"] is weight
+        assert (outputs["one"], outputs["none"]) == (1, None)
+        same(outputs["y"], x.sin())
+        del outputs
     assert counts(captured) == [ALL_REPLAYED]
 
 

@@ -122,7 +122,7 @@ def test_it_goes_when_dropped() -> None:
     del captured
     gc.collect()
     gc.collect()  # what the captured function held went in the first
-    assert not any(one() is not None for one in gone)
+    assert not any(reference() is not None for reference in gone)
 
 
 def test_chains_and_kept_results() -> None:
@@ -135,13 +135,13 @@ def test_chains_and_kept_results() -> None:
     for _ in range(20):
         ours, theirs = captured(ours), f(theirs)
         kept.append((ours, theirs))
-    for one, other in kept:
-        same(one, other)
+    for mine, expected in kept:
+        same(mine, expected)
     assert all(now.eager_calls == 0 and now.replays > 5 for now in captured.recordings())
 
 
 def test_two_graphs_do_not_share_plans() -> None:
-    """Same name, same inputs, other code."""
+    """Two graphs with the same name and inputs and different operators."""
     first = capture_graph_module(traced(lambda x: x.sin() * 2), [rand(4)], name="f")
     second = capture_graph_module(traced(lambda x: x.cos() + 2), [rand(4)], name="f")
     like(first, lambda x: x.sin() * 2, lambda seed: (rand(4, seed=seed),))
@@ -161,22 +161,22 @@ def random_graphs(draw: Any) -> Graph:
     values = [graph.placeholder("x"), graph.placeholder("y")]
     for _ in range(draw(st.integers(1, 12))):
         kind = draw(st.sampled_from(["unary", "binary", "in place", "mask", "item"]))
-        one, other = draw(st.sampled_from(values)), draw(st.sampled_from(values))
+        first, second = draw(st.sampled_from(values)), draw(st.sampled_from(values))
         if kind == "unary":
             target = draw(st.sampled_from(UNARY))
             make = graph.call_method if isinstance(target, str) else graph.call_function
-            values.append(make(target, (one,)))
+            values.append(make(target, (first,)))
         elif kind == "binary":
-            values.append(graph.call_function(draw(st.sampled_from(BINARY)), (one, other)))
+            values.append(graph.call_function(draw(st.sampled_from(BINARY)), (first, second)))
         elif kind == "in place":
             name = draw(st.sampled_from(IN_PLACE))
-            graph.call_method(name, (one,) if name == "relu_" else (one, 2))
+            graph.call_method(name, (first,) if name == "relu_" else (first, 2))
         elif kind == "mask":
-            found = graph.call_function(operator.getitem, (one, graph.call_function(operator.gt, (one, 0))))
-            values.append(graph.call_function(torch.add, (other, graph.call_method("sum", (found,)))))
+            selected = graph.call_function(operator.getitem, (first, graph.call_function(operator.gt, (first, 0))))
+            values.append(graph.call_function(torch.add, (second, graph.call_method("sum", (selected,)))))
         else:
-            number = graph.call_method("item", (graph.call_method("amax", (graph.call_method("sign", (one,)),)),))
-            values.append(graph.call_function(torch.mul, (other, number)))
+            number = graph.call_method("item", (graph.call_method("amax", (graph.call_method("sign", (first,)),)),))
+            values.append(graph.call_function(torch.mul, (second, number)))
     graph.output(tuple(draw(st.lists(st.sampled_from(values), min_size=1, max_size=4))))
     return Graph({}, graph)
 

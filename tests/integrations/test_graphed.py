@@ -56,11 +56,12 @@ def test_a_chain_replays_from_the_first_pass_on(between: str) -> None:
     samples = ((rand(4, 6),), (rand(4, 8, grad=True),), (rand(4, 8, grad=True),))
     given = make_graphed_callables(tuple(mine.blocks), samples)
     assert type(given) is tuple
-    assert all(one is other for one, other in zip(given, mine.blocks, strict=True))
+    assert all(got is expected_block for got, expected_block in zip(given, mine.blocks, strict=True))
     before = bodies(*mine.blocks)
     for number in range(STEPS):
         both(train, mine, theirs, number)
-    again = 2 * AGAIN if between == "eager code" else 0  # the pass holds what the first two gave to eager code
+    # eager code between the blocks saves the outputs of the first two
+    again = 2 * AGAIN if between == "eager code" else 0
     assert bodies(*mine.blocks) == before + again
 
 
@@ -82,7 +83,7 @@ def test_each_of_a_tuple_runs_alone() -> None:
 
 def test_a_function_and_what_it_names() -> None:
     weight = rand(6, 3, seed=1, grad=True)
-    other = weight.detach().clone().requires_grad_()
+    twin_weight = weight.detach().clone().requires_grad_()
 
     def of(weight: Tensor) -> Callable[..., dict[str, Any]]:
         def body(x: Tensor, y: Tensor) -> dict[str, Any]:
@@ -92,17 +93,17 @@ def test_a_function_and_what_it_names() -> None:
         return body
 
     mine = make_graphed_callables(of(weight), (rand(4, 6, grad=True), rand(4, 3)))
-    theirs = of(other)
+    theirs = of(twin_weight)
     assert weight.grad is None
     before = bodies(mine)
     for number in range(STEPS):
-        found = []
-        for run, leaf in ((mine, weight), (theirs, other)):
+        values = []
+        for run, leaf in ((mine, weight), (theirs, twin_weight)):
             x, y = rand(4, 6, seed=number, grad=True), rand(4, 3, seed=number + 50)
             result = run(x, y=y)
             (result["sum"].square().mean() + result["parts"][0].square().mean()).backward()
-            found.append(bits([result, x.grad, leaf.grad]))
-        assert found[0] == found[1], number
+            values.append(bits([result, x.grad, leaf.grad]))
+        assert values[0] == values[1], number
     assert bodies(mine) == before
 
 
@@ -143,12 +144,12 @@ def test_one_tensor_as_two_samples() -> None:
     assert sample.grad is None
     before = bodies(mine)
     for number in range(STEPS):
-        found = []
+        grads = []
         for run in (mine, body):
             x = rand(4, seed=number, grad=True)
             run(x, x).square().mean().backward()
-            found.append(bits(x.grad))
-        assert found[0] == found[1]
+            grads.append(bits(x.grad))
+        assert grads[0] == grads[1]
     assert bodies(mine) == before
 
 
@@ -194,7 +195,7 @@ def test_no_trace_is_left() -> None:
     mine = Messy().to(DEVICE)
     mine.inner.a.weight.grad = torch.ones(6, 6, device=DEVICE)
     calls: list[str] = []
-    note = calls.append  # a builtin method, so that no watch takes the note for a side effect
+    note = calls.append  # a builtin method, which a watched run does not take for a side effect
     mine.inner.a.weight.register_hook(lambda _: note("parameter"))
     mine.register_forward_hook(lambda *_: note("module"))
     mine.register_full_backward_hook(lambda *_: note("module"))
@@ -202,15 +203,15 @@ def test_no_trace_is_left() -> None:
     sample.register_hook(lambda _: note("sample"))
     parts = (mine.inner.a.weight, mine.inner.a.weight.grad, mine.table["a"], mine.inner.norm.running_mean)
 
-    def everything() -> Any:
+    def all_state() -> Any:
         values = [state(mine), bits(mine.table["a"]), bits(sample), bits(work)]
         return [*values, bits(mine.own.get_state()), bits(rng_state()), bits(torch.get_rng_state())]
 
-    before, marks = everything(), step.steps_begun()
+    before, marks = all_state(), step.steps_begun()
     make_graphed_callables(mine, (sample, work))
-    assert everything() == before
+    assert all_state() == before
     now = (mine.inner.a.weight, mine.inner.a.weight.grad, mine.table["a"], mine.inner.norm.running_mean)
-    assert all(one is other for one, other in zip(parts, now, strict=True))
+    assert all(part is part_now for part, part_now in zip(parts, now, strict=True))
     assert (mine.seen, sample.grad, work.grad, calls) == (None, None, None, [])
     assert step.steps_begun() == marks
     assert mine.inner.norm.num_batches_tracked == 0
@@ -219,22 +220,24 @@ def test_no_trace_is_left() -> None:
 
 
 def test_the_numbers_after_no_trace() -> None:
-    found = []
+    runs = []
     for graphed in (False, True):
         torch.manual_seed(0)
-        one = Messy().to(DEVICE)
+        module = Messy().to(DEVICE)
         if graphed:
-            make_graphed_callables(one, (rand(4, 6, grad=True), rand(4, 6)))
+            make_graphed_callables(module, (rand(4, 6, grad=True), rand(4, 6)))
         results = []
         for number in range(STEPS):
             torch.manual_seed(number)
             x, work = rand(4, 6, seed=number, grad=True), rand(4, 6)
-            y = one(x, work)
+            y = module(x, work)
             y.square().mean().backward()
-            assert one.seen is not None
-            results.append([bits(y), bits(x.grad), bits(work), bits(one.seen), bits(one.table["a"]), state(one)])
-        found.append(results)
-    assert found[0] == found[1]
+            assert module.seen is not None
+            results.append(
+                [bits(y), bits(x.grad), bits(work), bits(module.seen), bits(module.table["a"]), state(module)]
+            )
+        runs.append(results)
+    assert runs[0] == runs[1]
 
 
 def test_samples_are_not_kept() -> None:
@@ -249,13 +252,14 @@ def test_samples_are_not_kept() -> None:
 
 
 def test_a_step_that_is_open_goes_on() -> None:
-    """What the caller holds of recordings keeps its values, and a backward pass that is to come is eager's."""
+    """``make_graphed_callables`` in the middle of a step: outputs that the caller holds keep their values, and a
+    pending backward pass gives eager's gradients."""
     mine, theirs = twins(lambda: nn.ModuleList([Block(), Block()]))
     make_graphed_callables(mine[0], (rand(4, 6),))
     losses = []
-    for one in (mine, theirs):
+    for blocks in (mine, theirs):
         torch.manual_seed(3)
-        y = one[0](rand(4, 6, seed=1))
+        y = blocks[0](rand(4, 6, seed=1))
         losses.append((y, y.square().mean()))
     make_graphed_callables(mine[1], (rand(4, 6, grad=True),))
     same(losses[0][0], losses[1][0])
@@ -360,16 +364,16 @@ def test_parameters_and_buffers_come_go_and_move() -> None:
     mine, theirs = twins(Block)
     make_graphed_callables(mine, (rand(4, 6),))
     for number in range(3 * STEPS):
-        for one in (mine, theirs):
+        for module in (mine, theirs):
             if number == 3:
-                one.a.weight = nn.Parameter(one.a.weight.detach() * 2)
+                module.a.weight = nn.Parameter(module.a.weight.detach() * 2)
             if number == 6:
-                one.a.bias.requires_grad_(False)
+                module.a.bias.requires_grad_(False)
             if number == 9:
-                one.load_state_dict({k: v.clone() for k, v in one.state_dict().items()}, assign=True)
+                module.load_state_dict({k: v.clone() for k, v in module.state_dict().items()}, assign=True)
             if number == 12:
-                one.norm = nn.BatchNorm1d(6, affine=False).to(DEVICE)
-            for p in one.parameters():
+                module.norm = nn.BatchNorm1d(6, affine=False).to(DEVICE)
+            for p in module.parameters():
                 p.grad = torch.zeros_like(p)
         both(lambda model, number: model(rand(4, 6, seed=number)).square().mean().backward(), mine, theirs, number)
 
@@ -377,11 +381,11 @@ def test_parameters_and_buffers_come_go_and_move() -> None:
 def test_hooks_that_are_there_before() -> None:
     mine, theirs = twins(lambda: Block(drop=0.0))
     seen: dict[int, list[Any]] = {id(mine): [], id(theirs): []}
-    for one in (mine, theirs):
-        notes = seen[id(one)]
-        one.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
-        one.register_forward_hook(lambda module, args, y, notes=notes: notes.append(bits(y)))
-        one.a.weight.register_hook(lambda grad, notes=notes: notes.append(bits(grad)))
+    for net in (mine, theirs):
+        notes = seen[id(net)]
+        net.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+        net.register_forward_hook(lambda module, args, y, notes=notes: notes.append(bits(y)))
+        net.a.weight.register_hook(lambda grad, notes=notes: notes.append(bits(grad)))
     make_graphed_callables(mine, (rand(4, 6),))
     assert seen[id(mine)] == []
     for number in range(STEPS):
@@ -406,8 +410,8 @@ def test_a_buffer_that_needs_gradients() -> None:
     make_graphed_callables(mine, (rand(4, 6),))
     before = bodies(mine)
     for number in range(STEPS):
-        for one in (mine, theirs):
-            one(rand(4, 6, seed=number)).square().mean().backward()
+        for module in (mine, theirs):
+            module(rand(4, 6, seed=number)).square().mean().backward()
         same([mine.scale.grad], [theirs.scale.grad])
     assert bodies(mine) == before
 
@@ -433,12 +437,12 @@ def test_random_programs(seed: int) -> None:
             mine.zero_grad(), theirs.zero_grad()
         elif action in ("call", "chain", "rows", "eval"):
             results = []
-            for one in (mine, theirs):
+            for modules in (mine, theirs):
                 torch.manual_seed(number)
-                one.train(action != "eval")
-                y = one[index](rand(rows, 6, seed=number))
-                results.append(one[1 - index](y) if action == "chain" else y)
-                one.train()
+                modules.train(action != "eval")
+                y = modules[index](rand(rows, 6, seed=number))
+                results.append(modules[1 - index](y) if action == "chain" else y)
+                modules.train()
             same(results[0], results[1])
             pending.append((results[0], results[1]))
         assert state(mine) == state(theirs), (number, action)

@@ -43,14 +43,14 @@ def test_an_unused_input_is_an_error() -> None:
     make_graphed_callables(mine, samples, allow_unused_input=True)
     before = bodies(mine)
     for number in range(STEPS):
-        found = []
-        for one in (mine, theirs):
-            one.zero_grad()
+        values = []
+        for module in (mine, theirs):
+            module.zero_grad()
             x, y = rand(4, 6, seed=number, grad=True), rand(4, 6, grad=True)
-            one(x, y).square().mean().backward()
+            module(x, y).square().mean().backward()
             assert y.grad is None
-            found.append([bits(x.grad), state(one)])
-        assert found[0] == found[1]
+            values.append([bits(x.grad), state(module)])
+        assert values[0] == values[1]
     assert bodies(mine) == before
 
 
@@ -112,7 +112,7 @@ def test_an_exception_of_a_body_comes_out_and_nothing_is_captured() -> None:
 
 
 class Refuses(torch.autograd.Function):
-    """No way back."""
+    """Raises in its backward pass."""
 
     @staticmethod
     @override
@@ -165,12 +165,12 @@ def test_gradients_of_gradients() -> None:
     mine, theirs = twins(lambda: Block(drop=0.0))
     make_graphed_callables(mine, (rand(4, 6, grad=True),))
     for _ in range(3):
-        found = []
-        for one in (mine, theirs):
+        gradients = []
+        for module in (mine, theirs):
             x = rand(4, 6, grad=True)
-            (grad,) = torch.autograd.grad(one(x).square().sum(), x, create_graph=True)
-            found.append(torch.autograd.grad(grad.square().sum(), [x, *one.parameters()], allow_unused=True))
-        assert all(a is b is None or torch.equal(a, b) for a, b in zip(*found, strict=True))
+            (grad,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+            gradients.append(torch.autograd.grad(grad.square().sum(), [x, *module.parameters()], allow_unused=True))
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 def test_switched_off() -> None:
@@ -224,9 +224,9 @@ def test_kinds_of_callables() -> None:
     )  # fmt: skip
     made = make_graphed_callables(bodies_of, tuple((rand(5),) for _ in bodies_of))
     for number in range(STEPS):
-        for one, other in zip(made, bodies_of, strict=True):
-            same(one(rand(5, seed=number)), other(rand(5, seed=number)))
-    assert all(recordings(one).replays >= STEPS and recordings(one).eager_calls == 0 for one in made)
+        for function, body in zip(made, bodies_of, strict=True):
+            same(function(rand(5, seed=number)), body(rand(5, seed=number)))
+    assert all(recordings(function).replays >= STEPS and recordings(function).eager_calls == 0 for function in made)
 
 
 def test_the_same_function_twice() -> None:

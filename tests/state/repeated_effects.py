@@ -1,5 +1,5 @@
-"""Kinds of writes that a replay does again, as texts: setup, body, what the caller does between calls, and replays of
-ten calls."""
+"""Kinds of writes to Python state that a replay repeats. Each is given as source text: setup, body, and what the caller
+does between calls; with the least number of replays in ten calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Kind:
     """Of the class."""
 
     def text(self) -> str:
-        """The program."""
+        """The source of the whole program."""
         lines = "\n        ".join(part for part in (self.body.split("; ") if "\n" not in self.body else [self.body]))
         init = "\n        ".join(self.init.split("; "))
         return f"""{PRELUDE}

@@ -1,4 +1,4 @@
-"""What a call knows of its body's runs keeps nothing of a run that was undone."""
+"""After a run of the body is undone the call keeps nothing of it, and its result is freed."""
 
 from __future__ import annotations
 

@@ -20,13 +20,14 @@ from tests.support.writes import fresh as fresh
 
 
 def test_objects_that_come_and_go_and_set_themselves_up() -> None:
-    """Each first call is eager, others replay, however many objects there were; those that are gone hold nothing."""
+    """Each new object sets itself up in its first calls and is replayed then, however many came before; objects that
+    are gone leave no tensor alive."""
 
     def body(x: Tensor, cache: Cache) -> Tensor:
         return cache.update(x) * 2
 
     captured = capture(body, static=["cache"])
-    captured_state(captured).budget.most = math.inf  # two replays for each object are no reason to go on
+    captured_state(captured).budget.most = math.inf  # the budget would end this: two replays for each object do not pay
     gone: list[weakref.ref[Tensor]] = []
     for _ in range(8):
         mine, theirs = Cache(), Cache()
@@ -37,7 +38,7 @@ def test_objects_that_come_and_go_and_set_themselves_up() -> None:
         assert bits(mine.values) == bits(theirs.values)
         assert recordings(captured).replays >= before + 2
         gc.collect()
-        assert all(one() is None for one in gone)
+        assert all(reference() is None for reference in gone)
         gone.append(weakref.ref(mine.values))
     assert recordings(captured).eager_calls == 0
 
@@ -88,7 +89,7 @@ def transposed_and_raising(x: Tensor) -> Tensor:
     ],
 )  # fmt: skip
 def test_arguments_that_get_another_shape(body: Callable[[Tensor], Tensor], skips: bool) -> None:
-    """The caller's tensor has it, too, also where the run that shows it had a copy."""
+    """The caller's own tensor gets the new shape as in eager, also where the first run had a copy of it."""
 
     def told(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
         try:
@@ -105,7 +106,7 @@ def test_arguments_that_get_another_shape(body: Callable[[Tensor], Tensor], skip
 
 
 class Holder:
-    """Dicts below an object."""
+    """An object that holds dicts."""
 
     def __init__(self) -> None:
         self.cache: dict[Any, Any] = {}
@@ -179,9 +180,9 @@ def shape_of(value: Any, seen: dict[int, int]) -> Any:
     if isinstance(value, Tensor):
         return seen.setdefault(id(value), len(seen)), value.tolist()
     if isinstance(value, dict):
-        return seen.setdefault(id(value), len(seen)), [(key, shape_of(one, seen)) for key, one in value.items()]
+        return seen.setdefault(id(value), len(seen)), [(key, shape_of(member, seen)) for key, member in value.items()]
     if isinstance(value, (list, tuple)):
-        return [shape_of(one, seen) for one in value]
+        return [shape_of(member, seen) for member in value]
     return shape_of(vars(value), seen) if isinstance(value, Holder) else value
 
 

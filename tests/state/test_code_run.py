@@ -1,4 +1,4 @@
-"""Which code of a run counts as the body's."""
+"""Which code objects of a run count as the body's, so that guards are made for what they read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def users() -> int:
 
 
 def test_code_of_dynamo_does_not_count_but_what_it_calls_does() -> None:
-    """Counters of dynamo's own code differ in every call, so that guards on them would never hold."""
+    """Dynamo's own code reads counters that differ in every call: guards on them would never hold."""
     wrapper = function_of("torch._dynamo.eval_frame", "def run(f): return f()")
     with code_run() as found:
         wrapper(users)
@@ -59,10 +59,10 @@ def test_code_that_launches_compiled_pieces_does_not_count_but_hooks_it_calls_do
 
 
 def test_only_code_of_the_body_is_noted_in_a_watched_run() -> None:
-    """Most of the code that was searched for names stood around the body, or was what torch runs under a mode alone."""
+    """Neither the code around the body nor code that torch runs only because of the watching mode is noted."""
 
     def body(x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x).igamma(x) + 1  # an operator that no other test calls: torch makes its entry
+        return torch.relu(x).igamma(x) + 1  # no other test calls igamma, so that torch makes its entry in this run
 
     noted: list[set[types.CodeType]] = []
 
@@ -76,12 +76,13 @@ def test_only_code_of_the_body_is_noted_in_a_watched_run() -> None:
         patch.setattr(run, "run_watched", run_watched)
         captured = capture(body)
         captured(torch.ones(2))
-    own = [one for one in noted[0] if not one.co_filename.endswith("_device.py")]  # a default device is asked
+    own = [code for code in noted[0] if not code.co_filename.endswith("_device.py")]  # code of torch's default device
     assert (len(noted), own) == (1, [body.__code__])
 
 
 def test_reading_source_text_for_a_stack_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch reads it where it makes fake tensors; which files are read depends on what was read before."""
+    """torch reads source files through ``linecache`` when it makes fake tensors; which files it reads depends on what
+    the cache has, so that it is no state of the body."""
     monkeypatch.setattr(linecache, "cache", {})
 
     def body(x: torch.Tensor) -> torch.Tensor:

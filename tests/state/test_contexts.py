@@ -1,4 +1,4 @@
-"""Objects in Python state that are set before each call, with tensors in them, are inputs of replays."""
+"""Tensors in an object that the caller sets in Python state before each call are inputs of replays."""
 
 from __future__ import annotations
 
@@ -127,15 +127,15 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_context_is_an_input(name: str, named: Any) -> None:
     kind = KINDS[name]
-    eager, other = named(kind), named(kind)
-    captured = capture(other.m)
+    eager, mine = named(kind), named(kind)
+    captured = capture(mine.m)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         for number in range(CALLS):
             x = torch.arange(4.0) - number
             expected = eager.step(eager.m, x.clone(), number)
             mark_step_begin()
-            assert digest(other.step(captured, x, number)) == digest(expected), (name, number)
+            assert digest(mine.step(captured, x, number)) == digest(expected), (name, number)
     assert recordings(captured).replays >= kind.replays, recordings(captured)
 
 
@@ -156,18 +156,18 @@ def test_a_context_of_a_training_step(named: Any) -> None:
         setup="torch.manual_seed(0); net = nn.Linear(4, 4); opt = torch.optim.SGD(net.parameters(), lr=0.1)",
     )
     with torch.enable_grad():
-        eager, other = named(text), named(text)
-        captured = capture(other.m)
+        eager, mine = named(text), named(text)
+        captured = capture(mine.m)
         for number in range(CALLS):
             x = torch.arange(8.0).view(2, 4) / 8
-            assert bits(other.step(captured, x, number)) == bits(eager.step(eager.m, x, number)), number
-            assert bits(other.net.weight.detach()) == bits(eager.net.weight.detach())
+            assert bits(mine.step(captured, x, number)) == bits(eager.step(eager.m, x, number)), number
+            assert bits(mine.net.weight.detach()) == bits(eager.net.weight.detach())
     assert recordings(captured).replays >= 4
 
 
 @pytest.mark.parametrize("at_front", [False, True])
 def test_a_window_of_what_calls_gave_holds_what_they_gave(at_front: bool) -> None:
-    """A list that is as long before and after each call has other members: it is the body that puts them there."""
+    """The body replaces members of a list whose length stays the same: after a replay it holds each call's values."""
     window: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @capture

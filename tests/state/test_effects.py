@@ -1,4 +1,4 @@
-"""Effects: what a body leaves in Python state holds each call's value."""
+"""Effects: what a body stores in Python state has the values of the call that stored it."""
 
 from __future__ import annotations
 
@@ -156,18 +156,18 @@ def test_effects_hold_each_calls_value(body: Callable[[Any, Tensor], Tensor], ma
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("body", BODIES)
 def test_effects_reset_by_the_caller(body: Callable[[Any, Tensor], Tensor]) -> None:
-    """State that the caller replaces between calls is the state the next call reads."""
+    """The next call reads state that the caller replaced since."""
     net = Keeper(body)
     twin = copy.deepcopy(net)
     captured = capture(net)
     for seed in range(12):
         if seed % 4 == 3:
-            for one in (net, twin):
-                one.h = x_of(seed)
-                one.state = (x_of(seed + 1), x_of(seed + 2))
-                one.table["y"] = x_of(seed + 3)
-                one.items[0] = x_of(seed + 4)
-                one.stored = x_of(seed + 5)
+            for module in (net, twin):
+                module.h = x_of(seed)
+                module.state = (x_of(seed + 1), x_of(seed + 2))
+                module.table["y"] = x_of(seed + 3)
+                module.items[0] = x_of(seed + 4)
+                module.stored = x_of(seed + 5)
         assert bits(captured(x_of(seed))) == bits(twin(x_of(seed))), seed
         assert net.kept() == twin.kept(), seed
 
@@ -185,10 +185,9 @@ def test_warmup_leaves_no_effect(body: Callable[[Any, Tensor], Tensor]) -> None:
         assert bits(captured(x_of(seed))) == bits(twin(x_of(seed)))
         assert net.kept() == twin.kept()
     now = recordings(net.forward)
-    again = (
-        0 if body in (_argument, _view_of_argument, _view_of_weight) else AGAIN
-    )  # the state is an output that is held
-    if body in (_last, _on_child):  # they read what was not there when it was warmed up
+    # the state is an output that is held
+    again = 0 if body in (_argument, _view_of_argument, _view_of_weight) else AGAIN
+    if body in (_last, _on_child):  # the warm-up came before what they read
         assert (now.replays, now.eager_calls) == (2 - again, 0)
     else:
         assert now.replays == 4 - again
@@ -203,9 +202,9 @@ def test_an_effect_outlives_the_module() -> None:
         twin(x_of(seed))
     kept, expected = net.h, bits(twin.h)
     del net, captured
-    other = capture(lambda x: torch.tanh(x) * 2 + 1)
+    second = capture(lambda x: torch.tanh(x) * 2 + 1)
     for seed in range(5):
-        other(x_of(seed))
+        second(x_of(seed))
     assert bits(kept) == expected
 
 
@@ -260,7 +259,7 @@ def test_an_item_of_an_argument_is_an_effect() -> None:
     captured = capture(body)
     mine, theirs = {"h": torch.zeros(3, 4)}, {"h": torch.zeros(3, 4)}
     for seed in range(8):
-        if seed == 4:  # another dict altogether
+        if seed == 4:  # another dict object
             mine, theirs = {"h": x_of(77)}, {"h": x_of(77)}
         assert bits(captured(x_of(seed), mine)) == bits(body(x_of(seed), theirs))
         assert bits(mine) == bits(theirs)
@@ -284,7 +283,7 @@ def test_a_container_that_grows_is_never_frozen(container: type[Any]) -> None:
     captured = capture(net)
     for seed in range(6):
         assert bits(captured(x_of(seed))) == bits(twin(x_of(seed)))
-    assert [bits(one) for one in net.seen] == [bits(one) for one in twin.seen]
+    assert [bits(tensor) for tensor in net.seen] == [bits(tensor) for tensor in twin.seen]
 
 
 def test_a_python_counter_runs_eagerly() -> None:
@@ -326,7 +325,7 @@ def test_state_that_the_first_call_sets_up_does_not_keep_it_eager() -> None:
     assert recordings(net.forward).replays > 0
 
 
-@pytest.mark.filterwarnings("ignore:CG204")  # where a set has a new member follows from its address
+@pytest.mark.filterwarnings("ignore:CG204")  # the order of a set's members depends on addresses
 @pytest.mark.parametrize(
     "write",
     [
@@ -349,4 +348,4 @@ def test_warmup_puts_members_back_that_have_no_places(write: Callable[[Any, Tens
 
     warmup(body)(x_of(1))
     assert len(before) == len(kept)
-    assert all(one is other for one, other in zip(before, kept, strict=True))
+    assert all(old is now for old, now in zip(before, kept, strict=True))

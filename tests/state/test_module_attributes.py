@@ -1,4 +1,4 @@
-"""Plain values that code below the captured function reads of modules: another value is another recording."""
+"""Plain values on modules that code below the captured function reads: another value makes another recording."""
 
 from __future__ import annotations
 
@@ -149,8 +149,8 @@ def _switched(calls: int, every: int) -> Recordings:
     captured = capture(lambda x: net(x))
     with torch.no_grad():
         for number in range(calls):
-            for one in (net, twin):
-                for layer in one.eval().layers:
+            for module in (net, twin):
+                for layer in module.eval().layers:
                     setattr(layer, "_is_off", number % every == every - 1)  # noqa: B010 - no parameter or module
             x = torch.full((2, 8), float(number))
             assert torch.equal(captured(x), twin(x))
@@ -164,7 +164,8 @@ def test_a_switch_back_and_forth_keeps_both_recordings() -> None:
 
 
 def test_a_switch_in_every_call_replays_both_ways() -> None:
-    """A policy and its reference, which is the same model with its adapters off, take turns like this."""
+    """A switch that is thrown in each call, as a policy and its reference do, which are one model with and without
+    adapters."""
     counted = _switched(10, 2)
     assert (counted.recordings, counted.eager_calls) == (2, 0)
     assert counted.replays >= 4
@@ -188,10 +189,10 @@ def test_threads_watch_at_once() -> None:
                     wrong.append(number)
 
     threads = [threading.Thread(target=run, args=pair) for pair in zip(nets, functions, strict=True)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not wrong
     assert "__getattribute__" not in nn.Module.__dict__
 
@@ -240,7 +241,8 @@ def test_a_value_that_is_another_in_every_call_ends_in_eager_calls() -> None:
 
 
 def test_the_bodys_own_compiler_is_not_in_the_way() -> None:
-    """The compiler gives up at classes with a ``__getattribute__`` of their own."""
+    """A watched run leaves no ``__getattribute__`` on modules' classes, at which ``torch.compile`` in the body gives
+    up."""
     net = Net().eval()
     compiled = torch.compile(net, backend="eager", fullgraph=True)
     captured = capture(lambda x: compiled(x))
@@ -252,7 +254,7 @@ def test_the_bodys_own_compiler_is_not_in_the_way() -> None:
 
 
 class Agent:
-    """No module: its methods read what the captured one does not name."""
+    """A plain object whose methods read attributes that the captured method does not name."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -272,7 +274,7 @@ class Agent:
 
 
 class Odd(Agent):
-    """Has a look-up of its own, and compares as it likes."""
+    """An object with its own ``__getattribute__`` and ``__eq__``."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -315,10 +317,10 @@ def test_objects_that_a_body_is_bound_to_or_names(change: str, form: str, kind: 
     with torch.no_grad():
         for number in range(12):
             if number == 4:
-                for one in (mine, theirs):
-                    CHANGES[change](one)
-            for one in (mine, theirs):
-                one.unread = number
+                for agent in (mine, theirs):
+                    CHANGES[change](agent)
+            for agent in (mine, theirs):
+                agent.unread = number
             x = torch.full((2, 8), float(number))
             assert torch.equal(function(x), theirs.act(x))
     counted = recordings(function)

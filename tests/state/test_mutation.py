@@ -32,15 +32,17 @@ def check(
     for seed in range(times):
         mine, theirs = make(seed), make(seed)
         versions = [
-            (one._version, other._version) for one, other in zip(mine, theirs, strict=True) if isinstance(one, Tensor)
+            (tensor._version, twin._version)
+            for tensor, twin in zip(mine, theirs, strict=True)
+            if isinstance(tensor, Tensor)
         ]
         got, expected = captured(*mine), function(*theirs)
         assert bits(got) == bits(expected), seed
-        assert [bits(one) for one in mine] == [bits(one) for one in theirs], seed
-        tensors = [(one, other) for one, other in zip(mine, theirs, strict=True) if isinstance(one, Tensor)]
-        for (one, other), (before, before_eager) in zip(tensors, versions, strict=True):
-            assert (one._version > before) == (other._version > before_eager), seed
-        del got, expected  # what a caller still holds is for tests/tree
+        assert [bits(argument) for argument in mine] == [bits(argument) for argument in theirs], seed
+        tensors = [(tensor, twin) for tensor, twin in zip(mine, theirs, strict=True) if isinstance(tensor, Tensor)]
+        for (tensor, twin), (before, before_eager) in zip(tensors, versions, strict=True):
+            assert (tensor._version > before) == (twin._version > before_eager), seed
+        del got, expected  # tests/tree has callers that hold results
     if replays is not ANY:
         assert recordings(captured).replays == (times - 2 if replays is None else replays)
     return captured
@@ -217,7 +219,7 @@ def test_an_argument_that_is_a_weight() -> None:
 
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_an_argument_that_overlaps_what_the_body_writes() -> None:
-    """Memory may be reached as an argument and through the closure; on some calls only."""
+    """In every second call the argument overlaps a tensor of the closure that the body writes."""
     base, twin_base = x_of(0, 8), x_of(0, 8)
 
     def make(base: Tensor) -> Callable[[Tensor], Tensor]:
@@ -251,18 +253,18 @@ def test_two_places_begin_and_cease_to_share_memory() -> None:
     net, twin = Net(), Net()
     captured = capture(net)
     for seed in range(14):
-        for one in (net, twin):
+        for module in (net, twin):
             if seed == 5:
-                one.b = one.a
+                module.b = module.a
             if seed == 9:
-                one.b = x_of(7)
+                module.b = x_of(7)
             if seed == 11:
-                one.b = one.a[:]
+                module.b = module.a[:]
         assert bits(captured(x_of(seed))) == bits(twin(x_of(seed))), seed
 
 
 def test_a_managed_argument_is_written() -> None:
-    """The output of one recording, written by the next, is the caller's own tensor."""
+    """One recording's output is written by the next: the caller's tensor shows the write."""
     first = capture(lambda x: torch.tanh(x) + 1)
     second = capture(lambda y: y.mul_(3).sum())
     for seed in range(8):

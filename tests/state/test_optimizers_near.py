@@ -1,4 +1,5 @@
-"""An optimizer that a body only reaches is none of its: settings count where it takes a step."""
+"""An optimizer's settings are part of the key only where the body takes a step with it, not where it only reaches
+it."""
 
 from __future__ import annotations
 
@@ -36,22 +37,22 @@ def _beside(name: str, rates: list[float]) -> Any:
     mine, theirs = Trainer(), Trainer()
     run = capture(getattr(mine, name))
     for number, rate in enumerate(rates):
-        found = []
+        values = []
         x = torch.randn(3, 4, generator=torch.Generator().manual_seed(number), device="cpu").to(DEVICE)
-        for one, call in ((mine, run), (theirs, getattr(theirs, name))):
-            one.optimizer.param_groups[0]["lr"] = rate
+        for trainer, call in ((mine, run), (theirs, getattr(theirs, name))):
+            trainer.optimizer.param_groups[0]["lr"] = rate
             loss = call(x)
             if loss.requires_grad:
                 loss.backward()
-                one.update()
-            found.append([loss.detach(), *[p.detach().clone() for p in one.model.parameters()]])
-        assert all(map(torch.equal, *found)), number
+                trainer.update()
+            values.append([loss.detach(), *[p.detach().clone() for p in trainer.model.parameters()]])
+        assert all(map(torch.equal, *values)), number
     return recordings(run)
 
 
 def test_a_rate_that_changes_beside_a_loss() -> None:
     found = _beside("loss_of", [0.1 / (1 + number) for number in range(16)])
-    assert found.recordings <= 4  # of two passes
+    assert found.recordings <= 4  # forward and backward
     assert found.replays >= 24
 
 

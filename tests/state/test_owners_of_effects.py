@@ -1,4 +1,4 @@
-"""What hooks and callbacks keep is put where they put it: into the object itself that their code reached."""
+"""Hooks and callbacks store values in objects that they reached: a replay stores into the same objects."""
 
 from __future__ import annotations
 
@@ -171,6 +171,6 @@ def test_a_global_that_the_body_only_assigns() -> None:
 
     captured = capture(body)
     for number in range(6):
-        found = captured(torch.full((1,), float(number)))
-        assert float(_LAST) == float(_NEW) == float(found) == 2.0 * number
+        result = captured(torch.full((1,), float(number)))
+        assert float(_LAST) == float(_NEW) == float(result) == 2.0 * number
     assert recordings(captured).replays >= 2

@@ -1,4 +1,4 @@
-"""Random programs that write: statements and what callers do between calls, drawn and put together, equal eager twins.
+"""Random programs that write Python state, from drawn statements and actions of the caller, equal their eager twins.
 
 ``CAPTURE_FUZZ_EXAMPLES=5000`` runs that many, new ones each time.
 """
@@ -168,8 +168,8 @@ class World:
     def step(self, number: int, actions: list[str]) -> Any:
         """What the call gives or raises, and all state of the program after it."""
         scope = self.module.__dict__
-        for one in actions:
-            exec(one, scope)  # noqa: S102
+        for action in actions:
+            exec(action, scope)  # noqa: S102
         mark_step_begin()
         try:
             result = self.call(torch.arange(3.0) - number)
@@ -180,7 +180,7 @@ class World:
 
 
 def replays_of(text: str, between: list[list[str]]) -> int:
-    """How often it was replayed; it equals its eager twin."""
+    """Run a program captured and eagerly, compare each call, and give the number of replays."""
     eager, captured = World(text, captured=False), World(text, captured=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)

@@ -1,4 +1,4 @@
-"""What a body writes is there after each replay as after an eager call: each program runs in both ways, ten calls."""
+"""After a replay Python state is as after an eager call: each program makes ten calls captured and eagerly."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def test_replays_leave_what_the_body_leaves(name: str) -> None:
             assert captured.call(number) == eager.call(number), (name, number)
     counts = recordings(captured.m)
     assert counts.replays >= kind.replays, counts
-    told = counts.replays or counts.eager_calls == 0 or any(one.code.startswith("CG") for one in counts.findings)
+    told = (
+        counts.replays or counts.eager_calls == 0 or any(finding.code.startswith("CG") for finding in counts.findings)
+    )
     assert told, counts
 
 
@@ -70,8 +72,8 @@ def test_a_copy_of_a_module_counts_on_its_own() -> None:
     world = World(KINDS["counter"].text(), captured=True)
     for number in range(4):
         world.call(number)
-    other = copy.deepcopy(world.m)
+    copied = copy.deepcopy(world.m)
     for number in range(4):
-        other(x_of(number), [])
+        copied(x_of(number), [])
         world.call(number)
-    assert (world.m.n, other.n) == (8, 8)
+    assert (world.m.n, copied.n) == (8, 8)

@@ -1,4 +1,4 @@
-"""Returned inputs, views of them, and version counters: the caller's own memory, counted as eager counts."""
+"""Inputs that are returned, and views of them, are the caller's own memory; version counters rise as in eager."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_returned_views_are_the_callers_memory(name: str, static: list[str]) -> 
 
 
 def test_a_returned_argument_of_another_offset() -> None:
-    """The view is taken of this call's tensor, wherever it begins in its storage."""
+    """A returned view is one of this call's argument, wherever that begins in its storage."""
     captured = capture(lambda x: (x[1:], x * 2))
     for offset in (0, 16, 4, 32, 8, 0):
         base = x_of(1, 64)
@@ -117,9 +117,9 @@ def test_version_counters_tell_who_was_written() -> None:
     for seed in range(6):
         x, y = x_of(seed), x_of(seed + 1)
         tensors = [x, y, fixed, net.written, net.read]
-        before = [one._version for one in tensors]
+        before = [tensor._version for tensor in tensors]
         net(x, y, fixed)
-        assert [one._version > old for one, old in zip(tensors, before, strict=True)] == [
+        assert [tensor._version > old for tensor, old in zip(tensors, before, strict=True)] == [
             True,
             False,
             True,
@@ -154,7 +154,7 @@ def test_autograd_notices_a_replayed_write() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"static": ["out"]}, {"inputs": "bind"}], ids=str)
 def test_an_out_of_another_shape_gets_its_memory_eagerly(options: Any) -> None:
-    """The operator gives the caller's tensor other memory, which must not be that of a recording."""
+    """``out=`` with another shape gives the caller's tensor new memory, which must not be a recording's: eager."""
 
     def body(x: Tensor, out: Tensor) -> Tensor:
         torch.add(x, 1, out=out)
@@ -162,7 +162,7 @@ def test_an_out_of_another_shape_gets_its_memory_eagerly(options: Any) -> None:
 
     mine = capture(body, **options)
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own about the shape, and CG202
+        warnings.simplefilter("ignore")  # torch's warning about the shape, and CG202
         for number in range(6):
             x = torch.full((6, 4), float(number), device=DEVICE)
             ours, theirs = torch.zeros(2, 4, device=DEVICE), torch.zeros(2, 4, device=DEVICE)
@@ -171,7 +171,7 @@ def test_an_out_of_another_shape_gets_its_memory_eagerly(options: Any) -> None:
         warmup(mine)(x, given := torch.zeros(2, 4, device=DEVICE))
         assert torch.equal(given, torch.zeros(2, 4, device=DEVICE))
     assert recordings(mine).recordings == 0
-    assert any("out= of another shape" in one.what for one in recordings(mine).findings)
+    assert any("out= of another shape" in finding.what for finding in recordings(mine).findings)
 
 
 class Rebuilding:
@@ -192,28 +192,29 @@ class Rebuilding:
 
 
 def test_containers_that_the_body_makes_anew() -> None:
-    """No reason to record again; other members, a longer list, and members that moved are."""
+    """A list that is made anew with the same members needs no new recording. Other members, another length or another
+    order do."""
     mine, theirs = Rebuilding(2), Rebuilding(2)
     captured = capture(mine.run)
 
-    def both(seed: int) -> None:
+    def call_both(seed: int) -> None:
         mark_step_begin()
         x = torch.full((4,), float(seed))
         assert torch.equal(captured(x), theirs.run(x))
 
     for seed in range(6):
-        both(seed)
+        call_both(seed)
     assert recordings(captured).recordings == 1
     assert recordings(captured).replays >= 3
     for change in (
-        lambda one: one.parts.append(torch.full((4,), 9.0)),
-        lambda one: setattr(one, "parts", [*one.parts, torch.full((4,), -3.0)]),
-        lambda one: one.parts.reverse(),
-        lambda one: one.parts.pop(),
-        lambda one: one.named["first"].append(torch.full((4,), 8.0)),
-        lambda one: one.named["first"].__setitem__(-1, torch.full((4,), 7.0)),
+        lambda module: module.parts.append(torch.full((4,), 9.0)),
+        lambda module: setattr(module, "parts", [*module.parts, torch.full((4,), -3.0)]),
+        lambda module: module.parts.reverse(),
+        lambda module: module.parts.pop(),
+        lambda module: module.named["first"].append(torch.full((4,), 8.0)),
+        lambda module: module.named["first"].__setitem__(-1, torch.full((4,), 7.0)),
     ):
         change(mine)
         change(theirs)
         for seed in range(4):
-            both(seed)
+            call_both(seed)

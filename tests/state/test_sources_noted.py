@@ -1,4 +1,4 @@
-"""What modules hold, as it is noted before a watched run: the C module finds what Python finds."""
+"""The walk over what modules hold, before a watched run: the C module finds what the Python code finds."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def modules() -> st.SearchStrategy[nn.Module]:
     )
 
 
-def seen(found: tuple[list[Found], Tables]) -> Any:
-    """Everything there is, by identity."""
-    members, tables = found
+def seen(noted: tuple[list[Found], Tables]) -> Any:
+    """All that was noted, with objects as their ids."""
+    members, tables = noted
 
     def of(one: Found) -> Any:
         source, value = one
@@ -58,19 +58,19 @@ def seen(found: tuple[list[Found], Tables]) -> Any:
 
 
 def members_here(module: nn.Module, source: Source) -> tuple[list[Found], Tables]:
-    """What ``members_of_module`` gives."""
+    """What ``members_of_module`` gives, computed in Python."""
     tables: list[tuple[Any, dict[str, Any]]] = [
         ("parameter", module._parameters), ("buffer", module._buffers), ("module", module._modules),
         ("attribute", {key: value for key, value in module.__dict__.items() if key not in MODULE_INTERNALS}),
     ]  # fmt: skip
-    found: list[Found] = []
+    members: list[Found] = []
     for kind, table in tables:
         for name, value in table.items():
             holder = module if kind == "attribute" else table
             path = f"{source.path}[{name}]" if kind != "attribute" and name.isdigit() else f"{source.path}.{name}"
-            found.append((Source(kind, holder, name, path, source), value))
+            members.append((Source(kind, holder, name, path, source), value))
     dicts = (module.__dict__, module._parameters, module._buffers, module._modules)
-    return found, tuple([(now, tuple(now), tuple(now.values())) for now in dicts])
+    return members, tuple([(now, tuple(now), tuple(now.values())) for now in dicts])
 
 
 @given(modules())
@@ -116,8 +116,8 @@ def test_wrong_arguments_of_places_raise() -> None:
     for arguments in wrong:
         with pytest.raises((TypeError, AttributeError)):
             members(*arguments)
-    others: list[Any] = [[], (1,), ((1, (), ()),), (({}, [], ()),)]
-    for tables in others:
+    wrong_tables: list[Any] = [[], (1,), ((1, (), ()),), (({}, [], ()),)]
+    for tables in wrong_tables:
         with pytest.raises((TypeError, SystemError)):
             native.are_as_they_were(tables)
 
@@ -128,11 +128,11 @@ def test_what_a_forward_names_is_found_once() -> None:
         "class Named(nn.Module):\n    def forward(self, x):\n        return x * TABLE[0] * LIMIT", scope
     )
     model = nn.Sequential(*[scope["Named"]() for _ in range(3)])
-    found = snapshot([Source("root", model, None, "self")])
-    assert [path for path in found.sources if "forward" in path] == [
+    shot = snapshot([Source("root", model, None, "self")])
+    assert [path for path in shot.sources if "forward" in path] == [
         "Named.forward:TABLE", "Named.forward:LIMIT", "Named.forward:TABLE.0",
     ]  # fmt: skip
-    assert list(found.forwards.values()) == [2]
+    assert list(shot.forwards.values()) == [2]
 
 
 def test_globals_are_those_that_chains_begin_at() -> None:
@@ -147,7 +147,7 @@ def test_globals_are_those_that_chains_begin_at() -> None:
         _snapshot,
         code_names,
     ]
-    codes = [one.__code__ for holder in holders for _, one in inspect.getmembers(holder, inspect.isfunction)]
+    codes = [function.__code__ for holder in holders for _, function in inspect.getmembers(holder, inspect.isfunction)]
     many = "def f():\n    return " + " + ".join(f"name{n}" for n in range(700))  # indices of more than a byte
     codes.append(compile(many, "many", "exec"))
     for code in codes:

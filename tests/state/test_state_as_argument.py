@@ -91,14 +91,15 @@ BODIES = [(train, Trainer), (counted, Trainer), (in_place, Trainer), (slots, Slo
 @pytest.mark.parametrize("change", CHANGES)
 def test_state_is_read_where_it_is(body: Callable[[Any, Tensor], Tensor], kind: Any, change: str) -> None:
     told: list[list[Any]] = []
-    kind = type(kind.__name__, (kind,), {"__slots__": ()} if kind is Slotted else {})  # of which no object died so far
+    # a new class, of which no object has died yet
+    kind = type(kind.__name__, (kind,), {"__slots__": ()} if kind is Slotted else {})
     for function in (capture(body), body):
         torch.manual_seed(0)
         pair = [kind(), kind()]
         told.append([])
         for number in range(CALLS):
             torch.manual_seed(number)
-            t = pair[0] if number % 4 else pair[1]  # another one now and then
+            t = pair[0] if number % 4 else pair[1]  # the second object in every fourth call
             if number == CALLS // 2:
                 CHANGES[change](t)
             result = function(t, torch.randn(4, 3, device=DEVICE))
@@ -115,8 +116,8 @@ def test_state_in_a_container() -> None:
     for number in range(CALLS):
         given = {"trainer": trainer, "scale": 2.0}
         x = torch.full((4, 3), float(number), device=DEVICE)
-        assert {name: bits(one) for name, one in f(given, x).items()} == {
-            name: bits(one) for name, one in beside_others(given, x).items()
+        assert {name: bits(tensor) for name, tensor in f(given, x).items()} == {
+            name: bits(tensor) for name, tensor in beside_others(given, x).items()
         }
     assert recordings(f).replays >= CALLS - 3
 
@@ -158,6 +159,6 @@ def test_a_result_that_holds_a_module_is_a_new_one_in_each_call() -> None:
         for number in range(6):
             x = torch.full((4, 3), float(number), device=DEVICE)
             kept.append((f(x), net(x)))
-    assert all(torch.equal(one.mean, wanted) and one.net is net for one, wanted in kept)
-    assert len({id(one) for one, _ in kept}) == 6
+    assert all(torch.equal(result.mean, wanted) and result.net is net for result, wanted in kept)
+    assert len({id(result) for result, _ in kept}) == 6
     assert recordings(f).replays >= 4 - AGAIN

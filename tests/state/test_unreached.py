@@ -1,4 +1,4 @@
-"""State that only code in the hands of a library, or of an object that is gone, leads to."""
+"""State that can be reached only through callbacks that a library holds, or through objects that are gone."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ def registered_for_copies() -> Made:
         return Thing, ()
 
     copyreg.pickle(Thing, reduce)
-    thing = Thing()
+    original = Thing()
 
     def body(x: torch.Tensor) -> torch.Tensor:
-        copy.copy(thing)
+        copy.copy(original)
         return x * 2 + 1
 
     return body, told
@@ -192,7 +192,7 @@ def test_a_handler_that_is_added_and_a_level_that_is_set_later() -> None:
             if number in (10, 13):
                 logger.setLevel(logging.ERROR if number == 10 else logging.INFO)
             body(torch.ones(3))
-            counts += [len(one.told) for one in handlers]
+            counts += [len(handler.told) for handler in handlers]
         return counts
 
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Whatever a body writes into Python state is there after each call as in eager: set again by replays, or run eagerly.
+"""Whatever a body writes to Python state is there after each call as in eager: replays write it, or the call is eager.
 
 Each kind runs in two worlds, eager and captured, for eight calls. What goes eager says so.
 """
@@ -27,7 +27,7 @@ _TOLD = ("CG202", "CG204", "CG205", "CG401", "CG110", "CG906", "CG501")
 
 
 class World:
-    """The text run in a namespace of its own."""
+    """A program's text, run in a namespace of its own."""
 
     def __init__(self, text: str, *, captured: bool) -> None:
         self.scope: dict[str, Any] = {"__name__": "user_code"}
@@ -68,13 +68,13 @@ def _first_difference(eager: Any, captured: Any, path: str) -> str | None:
     if eager == captured:
         return None
     if type(eager) is type(captured) and isinstance(eager, dict) and eager.keys() == captured.keys():
-        found = [_first_difference(eager[name], captured[name], f"{path}.{name}") for name in eager]
+        differences = [_first_difference(eager[name], captured[name], f"{path}.{name}") for name in eager]
     elif type(eager) is type(captured) and isinstance(eager, (list, tuple)) and len(eager) == len(captured):
         pairs = enumerate(zip(eager, captured, strict=True))
-        found = [_first_difference(*both, f"{path}[{at}]") for at, both in pairs]
+        differences = [_first_difference(*pair, f"{path}[{at}]") for at, pair in pairs]
     else:
-        found = [None if eager == captured or eager != eager else f"{path}: {eager}, captured {captured}"]
-    return next((one for one in found if one is not None), None)
+        differences = [None if eager == captured or eager != eager else f"{path}: {eager}, captured {captured}"]
+    return next((difference for difference in differences if difference is not None), None)
 
 
 def compare(name: str, form: str, context: str, *, returned: bool) -> None:
@@ -87,9 +87,9 @@ def compare(name: str, form: str, context: str, *, returned: bool) -> None:
     for number in range(8):
         difference = _first_difference(expected[number], world.run(number, context), f"call {number}")
         assert difference is None, (text, difference)
-    found = world.recordings()
-    if found.eager_calls > 4 and context != "region":
-        assert any(one.code in _TOLD for one in found.findings), (text, found)
+    counts = world.recordings()
+    if counts.eager_calls > 4 and context != "region":
+        assert any(finding.code in _TOLD for finding in counts.findings), (text, counts)
 
 
 @pytest.mark.one_in(2)
