@@ -26,8 +26,8 @@ from tests.generated.worlds import Body, Boom, Entry, World, fresh
 
 @frozen
 class Program:
-    """Integers that mean a program. ``cast``: entries of the catalogue, then ``bodies``; a step is (action, target,
-    form, seed)."""
+    """A program as integers. ``cast``: entries of the catalogue, then ``bodies``; a step is (action, target, form,
+    seed)."""
 
     cast: tuple[int, ...]
     steps: tuple[tuple[int, int, int, int], ...]
@@ -64,11 +64,11 @@ def _called(w: World, one: Entry, function: Callable[..., Any], arguments: tuple
 
 def chained(w: World, target: int, form: int, seed: int) -> Any:
     """A function of another one's output, dropped or held."""
-    one, function = w.cast[target % len(w.cast)]
+    body, function = w.cast[target % len(w.cast)]
     then, consumer = w.cast[(target + form) % len(w.cast)]
-    if one.borrow or then.spec[0] not in "mra":
+    if body.borrow or then.spec[0] not in "mra":
         return call(w, target, form, seed)
-    result = function(*Arguments(w, form, seed).pick(one.spec))
+    result = function(*Arguments(w, form, seed).pick(body.spec))
     fitting = [t for t in tensors_of(result) if t.dtype is torch.float32 and t.shape == (4, 4)]
     if not fitting:
         return result
@@ -82,13 +82,13 @@ def chained(w: World, target: int, form: int, seed: int) -> Any:
 
 def looped(w: World, target: int, form: int, seed: int) -> Any:
     """``h = f(h)`` a few times."""
-    one, function = w.cast[target % len(w.cast)]
-    if one.borrow or one.spec[0] not in "mra":
+    body, function = w.cast[target % len(w.cast)]
+    if body.borrow or body.spec[0] not in "mra":
         return call(w, target, form, seed)
     h = fresh((4, 4), seed=seed)
     for turn in range(2 + seed % 3):
         torch.clear_autocast_cache()
-        result = function(*Arguments(w, form, seed + turn, first=h).pick(one.spec))
+        result = function(*Arguments(w, form, seed + turn, first=h).pick(body.spec))
         fitting = [t for t in tensors_of(result) if t.dtype is torch.float32 and t.shape == (4, 4)]
         del result
         if not fitting:
@@ -105,7 +105,7 @@ def drop(w: World, target: int, form: int, seed: int) -> None:
 
 
 def view(w: World, target: int, form: int, seed: int) -> None:
-    """Hold a view of something held, in its place or beside it."""
+    """Hold a view of a held tensor, instead of it or beside it."""
     tensors = [tensor for tensor in tensors_of(w.held) if tensor.dim()]
     if tensors:
         tensor = tensors[target % len(tensors)]
@@ -114,7 +114,7 @@ def view(w: World, target: int, form: int, seed: int) -> None:
 
 
 def write(w: World, target: int, form: int, seed: int) -> None:
-    """Write in place into anything the caller can reach."""
+    """Write in place to any tensor that the caller can reach."""
     modules = [p for m in w.modules for p in (*m.parameters(), *m.buffers())]
     caches = [tensor for cache in w.caches for tensor in cache.values()]
     reachable = [*tensors_of(w.held), *w.tensors, *w.statics, *caches, *modules]
@@ -128,7 +128,7 @@ def write(w: World, target: int, form: int, seed: int) -> None:
 
 
 def replace_tensor(w: World, target: int, form: int, seed: int) -> None:
-    """Other tensors under the caller's names."""
+    """Put another tensor where the caller has one."""
     (w.tensors if form % 2 else w.statics)[target % 2] = fresh((4, 4), seed=seed)
     if form % 8 == 0:
         w.caches[target % 2]["k"] = fresh((4, 4), seed=seed)
@@ -209,7 +209,7 @@ def collect(w: World, target: int, form: int, seed: int) -> None:
 
 
 def mark(w: World, target: int, form: int, seed: int) -> None:
-    """A new step."""
+    """Begin a new step."""
     if w.captured:
         mark_step_begin()
 
@@ -223,10 +223,10 @@ def forget(w: World, target: int, form: int, seed: int) -> None:
 
 def without_trace(w: World, target: int, form: int, seed: int) -> None:
     """Call ``explain`` or ``warmup``: neither changes anything, whatever the body does."""
-    one, function = w.cast[target % len(w.cast)]
-    arguments = Arguments(w, form, seed).pick(one.spec)
+    body, function = w.cast[target % len(w.cast)]
+    arguments = Arguments(w, form, seed).pick(body.spec)
     w.scratch.append(("arguments", list(arguments)))
-    if w.captured and any(function is one for one in w.decorated):
+    if w.captured and any(function is decorated for decorated in w.decorated):
         try:
             (explain if seed % 2 else warmup)(function)(*arguments)
         except CaptureError:

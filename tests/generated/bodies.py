@@ -331,5 +331,5 @@ def two_methods(w: World) -> Any:
         def read(self, x: Tensor) -> Tensor:
             return self.state @ x
 
-    both = w.watch("two_methods", Both())
-    return lambda x, n: both.read(x) if n else both.write(x)
+    holder = w.watch("two_methods", Both())
+    return lambda x, n: holder.read(x) if n else holder.write(x)

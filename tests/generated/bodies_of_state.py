@@ -57,7 +57,7 @@ def global_state(w: World) -> Any:
 
 
 class _Names(Mapping[str, Any]):
-    """Some names of a scope."""
+    """The names of a namespace whose state is compared."""
 
     def __init__(self, scope: dict[str, Any], names: tuple[str, ...]) -> None:
         self._scope, self._names = scope, names

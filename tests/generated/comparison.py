@@ -41,7 +41,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 class Arguments:
-    """Picks the arguments of a call. ``form`` chooses what kind of tensors, ``seed`` the values of new ones."""
+    """Makes the arguments of a call. ``form`` chooses the kinds of tensors, ``seed`` the values of new ones."""
 
     def __init__(self, world: World, form: int, seed: int, first: Tensor | None = None) -> None:
         self._world, self._form, self._seed, self._first = world, form, seed, first
@@ -129,7 +129,7 @@ class Arguments:
 
 # ------------------------------------------------------------------------------------------------------------ comparing
 def bits(tensor: Tensor) -> Tensor:
-    """The values' bytes."""
+    """The values as bytes."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     return plain.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
@@ -167,20 +167,20 @@ def sharing(tensors: list[tuple[str, Tensor]]) -> dict[str, tuple[int, int, int]
     """Per tensor: which earlier one is the same object, which shares its storage, and the distance in bytes."""
     objects: dict[int, int] = {}
     storages: dict[int, tuple[int, int]] = {}
-    found = {}
+    shares = {}
     for index, (name, tensor) in enumerate(tensors):
         same = -1 if "identity" in KNOWN else objects.setdefault(id(tensor), index)
         if not tensor.numel():
-            found[name] = (same, -1, 0)
+            shares[name] = (same, -1, 0)
             continue
         address = tensor.data_ptr()
         first, begin = storages.setdefault(tensor.untyped_storage().data_ptr(), (index, address))
-        found[name] = (same, first, address - begin)
-    return found
+        shares[name] = (same, first, address - begin)
+    return shares
 
 
 def plain(value: Any) -> Any:
-    """A value that compares by what it says."""
+    """A value in a form that compares by content."""
     if isinstance(value, torch.Generator):
         return value.get_state().tolist()
     return (type(value), repr(value)) if isinstance(value, (int, float, complex, str, bytes)) else value
@@ -195,11 +195,11 @@ class Comparison:
 
     def check(self, eager: Any, ours: Any) -> None:
         """Raise ``Mismatch`` at the first difference."""
-        one, other = self._look(eager), self._look(ours)
-        if [name for name, _ in one] != [name for name, _ in other]:
-            raise Mismatch(f"structure: {[n for n, _ in one]} != {[n for n, _ in other]}")
+        expected, actual = self._look(eager), self._look(ours)
+        if [name for name, _ in expected] != [name for name, _ in actual]:
+            raise Mismatch(f"structure: {[n for n, _ in expected]} != {[n for n, _ in actual]}")
         pairs: list[tuple[str, Tensor, Tensor]] = []
-        for (name, a), (_, b) in zip(one, other, strict=True):
+        for (name, a), (_, b) in zip(expected, actual, strict=True):
             if isinstance(a, Tensor) and isinstance(b, Tensor):
                 pairs.append((name, a, b))
                 self._tensors(name, a, b)

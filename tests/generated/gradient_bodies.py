@@ -52,12 +52,12 @@ class Holder(nn.Module):
 
 
 def matrix(seed: int) -> Tensor:
-    """Values for a weight."""
+    """A matrix of values for a weight."""
     return fresh((WIDTH, WIDTH), seed=seed) * 0.7
 
 
 class Block(nn.Module):
-    """A norm, a product, an activation."""
+    """A module of a norm, a linear layer and an activation."""
 
     def __init__(self, drop: float = 0.0) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def looked_up(w: World) -> Part:
 
 @region
 def two_outputs(w: World) -> Part:
-    """Either may stay unused, and the second needs the first."""
+    """A function with two outputs, of which either may stay unused; the second is computed from the first."""
 
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -143,7 +143,7 @@ def two_outputs(w: World) -> Part:
 
 @region
 def apart(w: World) -> Part:
-    """Outputs in a structure that have nothing but the input in common, one of integers, one without gradients."""
+    """A function whose outputs share only the input; one is of integers, one has no gradient."""
 
     class Apart(nn.Module):
         def __init__(self) -> None:
@@ -252,7 +252,7 @@ def written_inside(w: World) -> Part:
 
 @region
 def averaging(w: World) -> Part:
-    """Leaves state without a graph behind."""
+    """A module that keeps a running mean in a buffer and a detached result on an attribute."""
 
     class Averaging(nn.Module):
         mean: Tensor
@@ -276,7 +276,7 @@ def averaging(w: World) -> Part:
 
 @region
 def differentiated(w: World) -> Part:
-    """A gradient is part of the result, as forces are."""
+    """A function whose result is a gradient, as forces are."""
     module = Holder(weight=matrix(10))
 
     def body(x: Tensor) -> Tensor:
@@ -305,14 +305,14 @@ def recomputed(w: World) -> Part:
 
 @region
 def recomputing(w: World) -> Part:
-    """A checkpoint inside of what is captured."""
+    """A function with a checkpoint inside."""
     module = Block(0.3)
     return Part("recomputing", module, [w.capture(lambda x: checkpoint(module, x, use_reentrant=False) * 2)])
 
 
 @region
 def branching(w: World) -> Part:
-    """The host reads values, in a checkpoint and outside of one."""
+    """A function in which the host reads values, in a checkpoint and outside of one."""
     module = Block(0.3)
 
     def body(x: Tensor) -> Tensor:
@@ -421,7 +421,7 @@ def accumulating(function: Any, module: nn.Module, optimizer: Any, x: Tensor) ->
 
 @step_body
 def by_hand(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
-    """A step without ``.grad``: the gradients are results."""
+    """A step that uses ``autograd.grad`` and returns the gradients; ``.grad`` stays as it is."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     loss = loss_of(function(x))
     grads: Sequence[Tensor | None] = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -434,7 +434,7 @@ def by_hand(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
 
 @step_body
 def only_backward(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
-    """Micro-batches accumulate over calls; the caller steps."""
+    """Only the backward pass: gradients accumulate over calls, and the caller runs the optimizer."""
     loss = loss_of(function(x))
     loss.backward()
     return loss.detach()
@@ -442,7 +442,7 @@ def only_backward(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -
 
 @step_body
 def only_update(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
-    """The other half: what the caller's backward passes left is used."""
+    """Only the optimizer's step, with the gradients that the caller's backward passes left."""
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)
 

@@ -26,7 +26,7 @@ KNOWN: frozenset[str] = frozenset()
 
 @define(eq=False)
 class Pending:
-    """A forward pass whose backward pass may come."""
+    """A forward pass whose backward pass may still come."""
 
     loss: Tensor
     inputs: list[Tensor]
@@ -80,7 +80,7 @@ class World:
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
-        """Have this world's generator state during one action."""
+        """Use this world's generator state during one action."""
         set_rng_state(self.rng)
         with torch.enable_grad():
             yield
@@ -101,25 +101,25 @@ class World:
 
 def everything(w: World) -> list[tuple[str, Any]]:
     """All that a caller of this world can see, in the same order in both worlds."""
-    found: list[tuple[str, Any]] = []
+    tensors_seen: list[tuple[str, Any]] = []
     for index, part in enumerate(w.parts):
         for name, value in state_of(part.module, f"{index}.{part.name}"):
-            found += _with_gradient(name, value)
+            tensors_seen += _with_gradient(name, value)
         for group in part.optimizer.param_groups:
             for at, parameter in enumerate(group["params"]):
                 state = part.optimizer.state.get(parameter, {})
-                found += [(f"{index}.{part.said}.{at}.{name}", value) for name, value in state.items()]
-    for at, one in enumerate(w.pending):
-        found.append((f"pending.{at}.loss", one.loss))
-        for kind, tensors in (("inputs", one.inputs), ("outputs", one.outputs)):
+                tensors_seen += [(f"{index}.{part.said}.{at}.{name}", value) for name, value in state.items()]
+    for at, loss_to_come in enumerate(w.pending):
+        tensors_seen.append((f"pending.{at}.loss", loss_to_come.loss))
+        for kind, tensors in (("inputs", loss_to_come.inputs), ("outputs", loss_to_come.outputs)):
             for number, tensor in enumerate(tensors):
-                found += _with_gradient(f"pending.{at}.{kind}.{number}", tensor)
-    found += [(f"held.{at}", tensor) for at, tensor in enumerate(w.held)]
+                tensors_seen += _with_gradient(f"pending.{at}.{kind}.{number}", tensor)
+    tensors_seen += [(f"held.{at}", tensor) for at, tensor in enumerate(w.held)]
     for at, tensor in enumerate(w.former):
-        found += _with_gradient(f"former.{at}", tensor)
+        tensors_seen += _with_gradient(f"former.{at}", tensor)
     for name, value in w.scratch:
-        found += [(f"{name}.{at}", tensor) for at, tensor in enumerate(tensors_of(value))]
-    return found
+        tensors_seen += [(f"{name}.{at}", tensor) for at, tensor in enumerate(tensors_of(value))]
+    return tensors_seen
 
 
 def _with_gradient(name: str, value: Any) -> list[tuple[str, Any]]:

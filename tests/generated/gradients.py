@@ -2,8 +2,8 @@
 
 A ``Program`` is plain integers, as in ``machine.py``: ``run(Program(...))`` runs a failure again from its text.
 
-Differences from eager that are allowed for, all on the page of CG501. Gradients of an argument that a region uses
-several times and something else uses as well are added in another order: no argument goes into two regions. A backward
+Differences from eager that are allowed here, all on the page of CG501. Gradients of an argument that a region uses
+several times, and other code as well, are added in another order: no argument goes into two regions. A backward
 pass that raises has done other parts of its work by then: afterwards both worlds drop all gradients. A region is freed
 and checked as a whole: where eager asks for some gradients alone, ours may raise and eager not, never the other way. A
 result that another one is made of is no part of that one's graph: it retains no gradient here, and parameters of such
@@ -36,7 +36,7 @@ Act = Callable[[World, int, int, int], Any]
 
 
 def part_of(w: World, target: int) -> Part:
-    """The part a number means."""
+    """The part that a number stands for."""
     return w.parts[target % len(w.parts)]
 
 
@@ -51,7 +51,7 @@ def argument(w: World, part: Part, form: int, seed: int) -> Tensor:
     if kind == 4:
         return fresh((ROWS, WIDTH), seed=seed).requires_grad_() * 1
     if kind == 5:
-        kept = [t for one in w.pending for t in one.outputs if t.shape == (ROWS, WIDTH)]
+        kept = [t for pending in w.pending for t in pending.outputs if t.shape == (ROWS, WIDTH)]
         return kept[-1].detach() if kept else plain_one
     if kind == 6:
         return fresh((WIDTH, ROWS), seed=seed).t().requires_grad_(bool(seed % 2))
@@ -76,7 +76,7 @@ def forward(w: World, target: int, form: int, seed: int) -> Any:
 
 
 def await_backward(w: World, one: Pending) -> None:
-    """Keep a loss."""
+    """Keep a loss, whose backward pass may come later."""
     w.pending.append(one)
     del w.pending[:-LIMIT]
 
@@ -98,7 +98,7 @@ def chain(w: World, target: int, form: int, seed: int) -> None:
 
 
 def go_back(w: World, losses: Sequence[Tensor], **options: Any) -> None:
-    """A backward pass; one that raises leaves other gradients behind, so that all are dropped."""
+    """A backward pass. If it raises, gradients may differ from eager's, so all are dropped."""
     try:
         torch.autograd.backward(losses, **options)
     except RuntimeError:
@@ -110,29 +110,29 @@ def backward(w: World, target: int, form: int, seed: int) -> Any:
     """The backward pass of something pending: once, retained, twice, two losses at once, into some leaves only."""
     if not w.pending:
         return forward(w, target, form, seed)
-    one = w.pending[-1 - target % len(w.pending)]
+    pending = w.pending[-1 - target % len(w.pending)]
     kind = form % 8
     if kind == 0:
-        go_back(w, [one.loss], retain_graph=True)
+        go_back(w, [pending.loss], retain_graph=True)
     elif kind == 1:
-        go_back(w, [one.loss], retain_graph=True)
-        go_back(w, [one.loss])
+        go_back(w, [pending.loss], retain_graph=True)
+        go_back(w, [pending.loss])
     elif kind == 2:
-        go_back(w, [one.loss])
-        go_back(w, [one.loss])  # raises, if anything was saved
+        go_back(w, [pending.loss])
+        go_back(w, [pending.loss])  # raises, if anything was saved
     elif kind == 3:
-        other = w.pending[seed % len(w.pending)]
-        if may_go_together(one, other):
-            go_back(w, [one.loss, other.loss], retain_graph=bool(seed % 2))
+        second = w.pending[seed % len(w.pending)]
+        if may_go_together(pending, second):
+            go_back(w, [pending.loss, second.loss], retain_graph=bool(seed % 2))
             return None
-        go_back(w, [one.loss])
+        go_back(w, [pending.loss])
     elif kind == 4:
-        leaves = [p for p in one.parts[0].module.parameters() if p.requires_grad]
+        leaves = [p for p in pending.parts[0].module.parameters() if p.requires_grad]
         if leaves:
-            go_back(w, [one.loss], inputs=leaves[seed % 2 :: 2] or leaves)
+            go_back(w, [pending.loss], inputs=leaves[seed % 2 :: 2] or leaves)
     else:
-        go_back(w, [one.loss])
-        w.pending.remove(one)
+        go_back(w, [pending.loss])
+        w.pending.remove(pending)
     return None
 
 
@@ -145,26 +145,26 @@ def differentiate(w: World, target: int, form: int, seed: int) -> Any:
     """Call ``torch.autograd.grad`` for some inputs."""
     if not w.pending:
         return forward(w, target, form, seed)
-    one = w.pending[-1 - target % len(w.pending)]
-    of = [p for p in (*one.inputs, *one.parts[0].module.parameters()) if p.requires_grad]
-    some = of[:1] if form % 4 == 0 else of[1:] if form % 4 == 1 else of
-    if not some:
+    pending = w.pending[-1 - target % len(w.pending)]
+    of = [p for p in (*pending.inputs, *pending.parts[0].module.parameters()) if p.requires_grad]
+    leaves = of[:1] if form % 4 == 0 else of[1:] if form % 4 == 1 else of
+    if not leaves:
         return None
     try:
-        found: Sequence[Tensor | None] = torch.autograd.grad(
-            one.loss, some, retain_graph=bool(form // 4 % 2), allow_unused=bool(form // 8 % 4)
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            pending.loss, leaves, retain_graph=bool(form // 4 % 2), allow_unused=bool(form // 8 % 4)
         )
     except RuntimeError:
         w.forget_gradients()
         raise
-    grads = [grad for grad in found if grad is not None]
+    grads = [grad for grad in gradients if grad is not None]
     if seed % 3 == 0:
         hold(w, grads[:1])
-    return grads, [grad is None for grad in found]
+    return grads, [grad is None for grad in gradients]
 
 
 def hold(w: World, tensors: Sequence[Tensor]) -> None:
-    """Keep tensors beyond their use."""
+    """Keep tensors longer than they are used."""
     w.held.extend(tensors)
     del w.held[:-LIMIT]
 
@@ -195,7 +195,7 @@ def zero(w: World, target: int, form: int, seed: int) -> None:
 
 
 def optimize(w: World, target: int, form: int, seed: int) -> None:
-    """An optimizer's step outside, with or without clipping. What is pending may be out of date then."""
+    """An optimizer's step in eager code, with or without clipping. Pending backward passes may raise after it."""
     part = part_of(w, target)
     if seed % 4:
         w.pending.clear()
@@ -257,9 +257,9 @@ def without(w: World, target: int, form: int, seed: int) -> Any:
 
 def write(w: World, target: int, form: int, seed: int) -> None:
     """Write in place into what the caller can reach. Another loss of a written output may be made then."""
-    outputs = [(one, t) for one in w.pending for t in one.outputs if t.dim()]
+    outputs = [(pending, t) for pending in w.pending for t in pending.outputs if t.dim()]
     if form % 2 and outputs:
-        one, tensor = outputs[target % len(outputs)]
+        pending, tensor = outputs[target % len(outputs)]
         if form // 2 % 3 == 0:
             tensor.add_(1)
         elif form // 2 % 3 == 1:
@@ -268,9 +268,9 @@ def write(w: World, target: int, form: int, seed: int) -> None:
             with torch.no_grad():
                 tensor.mul_(0.5)
         if form // 8 % 2:
-            await_backward(w, Pending(loss_of([tensor], form // 16), one.inputs, [tensor], one.parts))
+            await_backward(w, Pending(loss_of([tensor], form // 16), pending.inputs, [tensor], pending.parts))
         return
-    inputs = [x for one in w.pending for x in one.inputs if x.is_floating_point()]
+    inputs = [x for pending in w.pending for x in pending.inputs if x.is_floating_point()]
     there = [*w.held, *[p.grad for p in w.parameters() if p.grad is not None], *inputs, *w.parameters()]
     with torch.no_grad():
         there[target * 7 % len(there)].mul_(0.5).add_(seed % 3)
@@ -348,7 +348,7 @@ def reseed(w: World, target: int, form: int, seed: int) -> None:
 
 
 def mark(w: World, target: int, form: int, seed: int) -> None:
-    """A new step."""
+    """Begin a new step."""
     if w.captured:
         mark_step_begin()
 
@@ -404,7 +404,7 @@ DECK: tuple[str, ...] = tuple(name for name, (weight, _) in ACTIONS.items() for 
 # -------------------------------------------------------------------------------------------------------------- running
 @frozen
 class Program:
-    """Integers that mean a program. ``cast``: (region, step, optimizer) each; steps: (action, target, form, seed)."""
+    """A program as integers. ``cast``: (region, step, optimizer) each; steps: (action, target, form, seed)."""
 
     cast: tuple[tuple[int, int, int], ...]
     steps: tuple[tuple[int, int, int, int], ...]
@@ -492,8 +492,8 @@ class Runner:
 
 
 def _is_partial(name: str, form: int, world: World) -> bool:
-    """Whether some gradients of a region are asked for, or those of some results: eager runs the nodes that these need
-    alone."""
+    """Whether only some gradients of a region are asked for, or gradients of only some results: eager then runs only
+    the nodes that these need."""
     some = (name == "differentiate") or (name == "backward" and form % 8 == 4)
     return some or any(part.name in SEVERAL for part in world.parts)
 

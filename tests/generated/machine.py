@@ -31,7 +31,7 @@ from tests.generated.comparison import Comparison
 from tests.generated.worlds import CATALOGUE, KNOWN, Body, Boom, Entry, Mismatch, World, fresh
 from tests.support.device import DEVICE, rng_state, set_rng_state
 
-NAMES: tuple[str, ...] = tuple(CATALOGUE)  # of both files of bodies, which are imported by now, in that order
+NAMES: tuple[str, ...] = tuple(CATALOGUE)  # of both files of bodies, which are imported above, in this order
 
 
 @define
@@ -64,11 +64,11 @@ def build(captured: bool, cast: tuple[int, ...], bodies: tuple[Body, ...] = (), 
     world.caches = [{"k": fresh((4, 4), seed=i), "v": fresh((4, 4), seed=i + 9)} for i in (6, 7)]
     world.generators = [torch.Generator(DEVICE).manual_seed(i) for i in (1, 2)]
     for index in cast:
-        one = CATALOGUE[NAMES[index % len(NAMES)]]
-        if one.name not in KNOWN:
-            world.cast.append((one, one.build(world)))
+        entry = CATALOGUE[NAMES[index % len(NAMES)]]
+        if entry.name not in KNOWN:
+            world.cast.append((entry, entry.build(world)))
     for body in bodies:
-        kept = tuple(one for one in body if OPERATIONS[one[0] % len(OPERATIONS)] not in KNOWN)
+        kept = tuple(operation for operation in body if OPERATIONS[operation[0] % len(OPERATIONS)] not in KNOWN)
         world.cast.append((Entry("generated", "mm", chain), generated(world, kept)))
     if not world.cast:
         world.cast.append((CATALOGUE["chain"], chain(world)))
@@ -147,7 +147,8 @@ class Runner:
             raise Mismatch(f"{outcomes[0]} eagerly, {outcomes[1]} captured")
 
     def _borrow(self, ours: World, target: int, seed: int) -> None:
-        """An output borrowed from a recording raises once its step is over; nothing else is disturbed."""
+        """Check that an output borrowed from a recording raises once its step is over, and that nothing else
+        changes."""
         function = capture(_borrowing, outputs="borrow")
         with ours.modes():
             for turn in range(3):
@@ -168,13 +169,13 @@ class Runner:
     def _count(self, ours: World) -> None:
         if self._tally is None:
             return
-        for one, function in ours.cast:
+        for entry, function in ours.cast:
             try:
                 counted = recordings(function)
             except CaptureError:
                 continue
             calls = counted.body_runs + counted.replays
-            self._tally.add(one.name, calls, counted.replays)
+            self._tally.add(entry.name, calls, counted.replays)
             self._tally.recordings += counted.recordings
             self._tally.rebinds += counted.rebinds
             self._tally.kept_outputs += counted.kept_outputs

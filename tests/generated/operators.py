@@ -1,7 +1,7 @@
 """torch's own database of operators, each called captured and eagerly with the database's samples, bit for bit.
 
-``python -m tests.generated.operators forward|gradients SHARD SHARDS`` prints what differs, a line a sample, and how
-much was compared. A process of its own: importing the database freezes torch's global flags.
+``python -m tests.generated.operators forward|gradients SHARD SHARDS`` prints a line for each sample that differs, and
+how much was compared. It is a process of its own, as importing the database freezes torch's global flags.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch.utils._pytree import tree_flatten, tree_map
 from capture import capture, config, recordings
 from tests.support.device import DEVICE, rng_state, use_device
 
-SAMPLES, CALLS = 2, 4  # a watched run, a recording, replays; with gradients one more is watched
+SAMPLES, CALLS = 2, 4  # samples of each dtype; calls: watched, recorded, then replays (with gradients two are watched)
 DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
 NO_VALUES = ("empty", "new_empty")
 OTHER_WAY = {
     "cumprod", "linalg_cond", "linalg_eigvalsh", "linalg_matrix_norm", "linalg_norm", "linalg_svdvals", "linalg_vander",
     "masked_cumprod", "masked_prod", "matmul", "__rmatmul__", "norm_nuc", "prod",
 }  # fmt: skip
-"""torch computes these, or their gradients, in another way, to the last bits, while any dispatch mode is on (README,
-"Limits today")."""
+"""torch computes these, or their gradients, in another way, to the last bits, while any dispatch mode is on
+(``docs/limits.md``)."""
 OTHER_STRIDES = {"ormqr"}
 """The same, of the strides of their gradients."""
 UNSTEADY = {"linalg_lstsq", "linalg_lstsq_grad_oriented"}
@@ -56,7 +56,7 @@ def main(kind: str, shard: int, shards: int) -> None:
 
 
 def samples(op: Any, *, needs_grad: bool) -> Iterator[Any]:
-    """A few of each dtype."""
+    """A few samples of each dtype."""
     for dtype in DTYPES[:2] if needs_grad else DTYPES:
         if not op.supports_dtype(dtype, DEVICE.type) or (needs_grad and not op.supports_autograd):
             continue
@@ -76,7 +76,7 @@ def forward(op: Any, sample: Any) -> Iterator[tuple[str, int, str | None]]:
 
 
 def gradients(op: Any, sample: Any) -> Iterator[tuple[str, int, str | None]]:
-    """A captured function that autograd goes through, and one with all of a step inside."""
+    """Compare a captured function with a backward pass outside, and one with the backward pass inside."""
 
     def body(*args: Any) -> Any:
         return op.op(*args, **sample.kwargs)
@@ -96,7 +96,7 @@ def gradients(op: Any, sample: Any) -> Iterator[tuple[str, int, str | None]]:
 
 
 def loss_of(made: Any) -> Tensor:
-    """A sum in which every result counts differently."""
+    """A sum of all results with different weights, so that an exchange of two shows."""
     leaves = [leaf for leaf in tree_flatten(made)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
     plain = [torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf for leaf in leaves]
     return torch.stack([(leaf * (number + 1.5)).sum() for number, leaf in enumerate(plain)]).sum()
@@ -116,20 +116,20 @@ def compared(
         torch.manual_seed(5)
         if difference(once, theirs(*fresh(given)), op) is not None:
             return
-    except Exception:  # noqa: BLE001 - of any kind: the sample is not for this device
+    except Exception:  # noqa: BLE001 - any error: the sample does not run on this device
         return
-    adds_in_any_order = any("does not have a deterministic implementation" in str(one.message) for one in said)
-    found = None
+    adds_in_any_order = any("does not have a deterministic implementation" in str(warning.message) for warning in said)
+    first_difference = None
     for number in range(CALLS):
-        mine, other = fresh(given), fresh(given)
+        mine, twin_arguments = fresh(given), fresh(given)
         torch.manual_seed(5 + number)
-        expected, state = theirs(*other), rng_state()
+        expected, state = theirs(*twin_arguments), rng_state()
         torch.manual_seed(5 + number)
         close = difference(ours(*mine), expected, op, closely=adds_in_any_order)
-        found = found or close or difference(mine, other, op, closely=adds_in_any_order)
+        first_difference = first_difference or close or difference(mine, twin_arguments, op, closely=adds_in_any_order)
         if not torch.equal(rng_state(), state):
-            found = found or "another state of the generator"
-    yield name, recordings(counted or ours).replays, found
+            first_difference = first_difference or "another state of the generator"
+    yield name, recordings(counted or ours).replays, first_difference
 
 
 def fresh(given: Any) -> Any:
@@ -142,16 +142,18 @@ def fresh(given: Any) -> Any:
 
 def difference(mine: Any, theirs: Any, op: Any, *, closely: bool = False) -> str | None:
     """How two results differ first; ``closely``: by more than their last bits."""
-    (ours, one), (others, other) = tree_flatten(mine), tree_flatten(theirs)
-    if one != other:
-        return f"{one} instead of {other}"
-    for a, b in zip(ours, others, strict=True):
+    (my_leaves, my_structure), (their_leaves, their_structure) = tree_flatten(mine), tree_flatten(theirs)
+    if my_structure != their_structure:
+        return f"{my_structure} instead of {their_structure}"
+    for a, b in zip(my_leaves, their_leaves, strict=True):
         if isinstance(a, Tensor) and isinstance(b, Tensor):
-            found = _difference(a, b, op, closely=closely or op.formatted_name in OTHER_WAY | UNSTEADY)
+            difference_here = _difference(a, b, op, closely=closely or op.formatted_name in OTHER_WAY | UNSTEADY)
         else:
-            found = None if type(a) is type(b) and (a == b or (a != a and b != b)) else f"{a!r} instead of {b!r}"
-        if found is not None:
-            return found
+            difference_here = (
+                None if type(a) is type(b) and (a == b or (a != a and b != b)) else f"{a!r} instead of {b!r}"
+            )
+        if difference_here is not None:
+            return difference_here
     return None
 
 
@@ -159,19 +161,19 @@ def _difference(a: Tensor, b: Tensor, op: Any, *, closely: bool) -> str | None:
     if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
         return f"{a.dtype} {tuple(a.shape)} instead of {b.dtype} {tuple(b.shape)}"
     if a.layout is not torch.strided or a.is_nested or a.is_quantized:
-        return None  # of no interest here: calls with these run eagerly
+        return None  # calls with these run eagerly
     if not a.numel():
         return None
     if a.stride() != b.stride() and a.numel() > 1 and op.formatted_name not in OTHER_STRIDES:
         return f"strides {a.stride()} instead of {b.stride()}"
     if a.is_conj() != b.is_conj():
         return "conjugated lazily in one of them"
-    one, other = (leaf.detach().resolve_conj().resolve_neg().contiguous() for leaf in (a, b))
-    if torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)):
+    ours, theirs = (leaf.detach().resolve_conj().resolve_neg().contiguous() for leaf in (a, b))
+    if torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8)):
         return None
-    if closely and torch.allclose(one, other, rtol=1e-4, atol=1e-4, equal_nan=True):
+    if closely and torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True):
         return None
-    return f"values {one} instead of {other}"
+    return f"values {ours} instead of {theirs}"
 
 
 if __name__ == "__main__":

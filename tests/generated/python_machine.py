@@ -27,7 +27,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 @frozen
 class Program:
-    """Integers that mean a program. A step is (action, kind, change)."""
+    """A program as integers. A step is (action, kind, change)."""
 
     kinds: tuple[int, ...]
     reader: int
@@ -84,13 +84,13 @@ class World:
         source = self.kinds[at].source if action > 8 else sources[change % len(sources)]
         try:
             exec(compile(source, "<change>", "exec"), space)  # noqa: S102 - sources of these tests
-        except Exception as error:  # noqa: BLE001 - such as what is deleted twice
+        except Exception as error:  # noqa: BLE001 - as when something is deleted twice
             return type(error), str(error)
         self.states.parts[at] = (space["reads"], space["state"])
         return None
 
     def clean(self) -> None:
-        """Put back what is the process's."""
+        """Undo changes to state of the whole process."""
         for space in self.spaces:
             for one in reversed(space["CLEAN"]):
                 one()
@@ -105,23 +105,23 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _run(program: Program) -> tuple[int, int]:
-    kinds = [KINDS[one % len(KINDS)] for one in program.kinds]
+    kinds = [KINDS[number % len(KINDS)] for number in program.kinds]
     worlds = [World(kinds), World(kinds)]
     log: list[str] = []
     try:
-        eager, ours = (one.build(program, name) for one, name in zip(worlds, ("eager", "ours"), strict=True))
+        eager, ours = (world.build(program, name) for world, name in zip(worlds, ("eager", "ours"), strict=True))
         for step in program.steps:
             log.append(str(step))
             for _ in range(4 if step[0] < 3 else 1):
-                expected, found = eager.act(*step), ours.act(*step)
-                if not _same(expected, found):
-                    names = [one.name for one in kinds]
-                    raise Mismatch(f"{found} is not {expected}\n{program!r}\n{names}\n" + "\n".join(log))
+                expected, result = eager.act(*step), ours.act(*step)
+                if not _same(expected, result):
+                    names = [kind.name for kind in kinds]
+                    raise Mismatch(f"{result} is not {expected}\n{program!r}\n{names}\n" + "\n".join(log))
         counted = recordings(ours.captured)
         return counted.body_runs + counted.replays, counted.replays
     finally:
-        for one in worlds:
-            one.clean()
+        for world in worlds:
+            world.clean()
 
 
 def run(program: Program) -> tuple[int, int]:
@@ -135,7 +135,7 @@ def run(program: Program) -> tuple[int, int]:
 def unguarded(program: Program) -> list[str]:
     """Reads of the program's function, before anything happened to its state, that no guard tells of."""
     thread_trees.forget_trees()
-    kinds = [KINDS[one % len(KINDS)] for one in program.kinds]
+    kinds = [KINDS[number % len(KINDS)] for number in program.kinds]
     world = World(kinds).build(program, "ours")
 
     def traced() -> list[str]:

@@ -1,4 +1,4 @@
-"""Random programs, as many as asked for: what the state machines have in common."""
+"""Run as many random programs as asked for; shared by the state machines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def quickly(parts: Iterable[int], quick: int) -> list[Any]:
 
 
 def run_programs(programs: SearchStrategy[P], run: Callable[[P], object], *, part: int, count: int) -> None:
-    """The same programs for each ``part``, or new ones while fuzzing."""
+    """Run ``count`` drawn programs: always the same ones for a ``part``, or new ones while fuzzing."""
 
     @seed(random.randrange(2**32) if FUZZING else part)
     @settings(
@@ -34,8 +34,8 @@ def run_programs(programs: SearchStrategy[P], run: Callable[[P], object], *, par
         print_blob=False,
     )
     @given(programs)
-    def one(program: P) -> None:
+    def run_each(program: P) -> None:
         run(program)
 
     with what_is_new():
-        one()
+        run_each()

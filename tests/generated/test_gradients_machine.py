@@ -43,7 +43,7 @@ programs = st.builds(
 )
 
 
-@pytest.mark.slow  # those of ``tests/autograd`` that draw programs are quick
+@pytest.mark.slow  # quick random programs are in ``tests/autograd``
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_training_programs_equal_their_eager_twins(part: int) -> None:
     tally = run_part(part)

@@ -57,15 +57,15 @@ def test_random_programs_equal_their_eager_twins(part: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS, PARTS + 2))
 def test_random_programs_where_nobody_knows_what_is_written(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that records graphs does not know it."""
+    """As on an engine that records graphs, which does not know where its recordings write."""
     know_nothing_of_writes(monkeypatch)
     assert run_part(part).share() > 0.1
 
 
 @pytest.mark.parametrize("part", quickly(range(PARTS), 1))
 def test_evenly_drawn_programs_equal_their_eager_twins(part: int) -> None:
-    """Hypothesis tries small numbers more often, and reaches some pairs of operations late. What fails here is shown as
-    it is; ``machine.run`` runs it alone."""
+    """Hypothesis prefers small numbers, and reaches some pairs of operations late. A failure here is not shrunk;
+    ``machine.run`` runs the printed program alone."""
     rng = random.Random(random.randrange(2**32) if FUZZING else part)
     tally = Tally()
     for _ in range(max(EXAMPLES // 4 // PARTS, 1)):

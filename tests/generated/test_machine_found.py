@@ -1,4 +1,4 @@
-"""What the random programs of ``machine.py`` found about results, written inputs and memory that is shared."""
+"""Bugs that the random programs of ``machine.py`` found, with results, written inputs and shared memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Swap:
         self.a, self.b = torch.ones(4), torch.zeros(4)
 
     def step(self, x: Tensor) -> Tensor:
-        """The old ``b``."""
+        """Exchange the two and give the old ``b``."""
         self.a, self.b = self.b, self.a + x
         return self.a
 
@@ -38,7 +38,7 @@ class CapturedSwap(Swap):
 
 
 def test_attributes_that_swap_their_tensors_hold_eagers() -> None:
-    """An effect whose value is another implicit input's tensor."""
+    """The value stored in one attribute is the tensor of another attribute that the body reads."""
     eager, ours = Swap(), CapturedSwap()
     for turn in range(CALLS):
         expected, out = eager.step(ones(turn)), ours.step(ones(turn))
@@ -48,7 +48,7 @@ def test_attributes_that_swap_their_tensors_hold_eagers() -> None:
 
 
 def test_metadata_changed_in_place_is_replayed() -> None:
-    """``t_`` makes nothing and writes no memory, yet what follows reads the turned tensor."""
+    """``t_`` makes no tensor and writes no memory, but operators after it read the transposed one."""
 
     def body(x: Tensor) -> Tensor:
         y = x.clone()
@@ -64,7 +64,7 @@ def test_metadata_changed_in_place_is_replayed() -> None:
 
 
 def test_one_tensor_returned_twice_is_one_object() -> None:
-    """Leaves that are the same object in eager are the same object here."""
+    """Leaves of a result that are one object in eager are one object in a replay."""
 
     @capture
     def body(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def test_one_tensor_returned_twice_is_one_object() -> None:
 
 
 def test_a_result_that_is_kept_on_an_attribute_is_that_attribute() -> None:
-    """A result and an effect that are the same object in eager, verified or not."""
+    """A result that the body also stores is the same object as the attribute, verified or not."""
 
     class Net(nn.Module):
         state: Tensor
@@ -101,7 +101,7 @@ def test_a_result_that_is_kept_on_an_attribute_is_that_attribute() -> None:
 
 @pytest.mark.parametrize("policy", ["preserve", "clone"])
 def test_a_write_through_one_output_counts_for_its_views(policy: Any) -> None:
-    """Outputs on one memory share a version counter, or autograd would not see that a saved view was overwritten."""
+    """Outputs that share memory share a version counter; else autograd would miss that a saved view was overwritten."""
 
     @capture(outputs=policy)
     def body(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ def test_a_write_through_one_output_counts_for_its_views(policy: Any) -> None:
 
 
 def test_a_gradient_from_an_overwritten_output_is_refused() -> None:
-    """Eager's error, not a wrong gradient."""
+    """An output that was saved for a backward pass and then overwritten gives eager's error."""
 
     @capture
     def body(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,7 +177,7 @@ def test_a_write_through_a_list_operator_counts_on_every_member() -> None:
     ids=["constant", "conjugate", "imaginary"],
 )
 def test_what_is_lifted_or_lazily_conjugated_is_recorded(body: Callable[[Tensor], Tensor]) -> None:
-    """Such outputs need no eager call."""
+    """Outputs that are conjugated lazily, and numbers made into tensors, are recorded and not eager."""
     captured = capture(body)
     for turn in range(CALLS):
         assert torch.equal(captured(ones(turn)), body(ones(turn)))
@@ -190,7 +190,7 @@ def test_what_is_lifted_or_lazily_conjugated_is_recorded(body: Callable[[Tensor]
     ids=["argument", "static", "output"],
 )
 def test_an_empty_view_may_be_returned(body: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
-    """``data_ptr`` of a tensor without elements says nothing."""
+    """A view without elements has a ``data_ptr`` of 0, which does not tell whose memory it is of."""
     weight = torch.ones(4, 4)
     captured = capture(body, static=["w"])
     for _ in range(CALLS):
@@ -199,7 +199,7 @@ def test_an_empty_view_may_be_returned(body: Callable[[Tensor, Tensor], tuple[Te
 
 
 def test_a_returned_argument_container_is_the_callers() -> None:
-    """A dict or list that is handed back is the same object, so that later changes of it show."""
+    """A dict or list argument that is returned is the caller's own object, so that later changes show in it."""
     cache = {"k": torch.ones(4)}
     lookup = capture(lambda x, cache: (x + cache["k"], cache))
     same = capture(lambda parts: parts)
@@ -232,7 +232,7 @@ def test_one_view_returned_twice_is_one_object_on_the_callers_memory(implicit: b
     ids=["flat", "rows", "turned"],
 )
 def test_a_write_through_a_view_of_an_attribute_counts_on_the_attribute(write: Callable[[Tensor], Tensor]) -> None:
-    """Whatever the view's geometry is."""
+    """A write through a view of an attribute raises the attribute's version counter, whatever the view's geometry."""
 
     class Box:
         a: Tensor
@@ -258,7 +258,7 @@ class Shared:
         self.a = torch.ones(4)
 
     def step(self, x: Tensor) -> Tensor:
-        """Both may be one tensor."""
+        """Write the attribute and the argument, which may be one tensor."""
         self.a.mul_(0.5)
         x.add_(3)
         return x + self.a
@@ -321,7 +321,8 @@ def test_one_tensor_given_twice_and_kept_is_the_callers(options: Any) -> None:
 @pytest.mark.parametrize("options", [{}, {"verify": "always"}, {"warmup": 2}], ids=str)
 @pytest.mark.parametrize("managed", [False, True])
 def test_one_tensor_given_twice_and_returned_is_the_callers(options: Any, managed: bool) -> None:
-    """This holds for the result of the recording call, and where the tensor is another function's output."""
+    """An argument given twice and returned is the caller's tensor, also in the recording call, and where it is another
+    function's output."""
     make = capture(lambda x: x + 1) if managed else torch.clone
     body = capture(lambda x, y: (x, y, y.mul_(2)), **options)
     for _ in range(CALLS):
@@ -332,7 +333,7 @@ def test_one_tensor_given_twice_and_returned_is_the_callers(options: Any, manage
 
 @pytest.mark.parametrize("trial", [explain, warmup])
 def test_a_trial_undoes_metadata_changed_in_place(trial: Any) -> None:
-    """``t_`` on an argument is undone, too."""
+    """Undoing a trial run also undoes ``t_`` on an argument."""
     x = torch.zeros(2, 3)
     trial(capture(lambda x: x.t_().add_(1)))(x)
     assert x.shape == (2, 3)
@@ -342,7 +343,7 @@ def test_a_trial_undoes_metadata_changed_in_place(trial: Any) -> None:
 @pytest.mark.parametrize("trial", [explain, warmup])
 @pytest.mark.parametrize("options", [{}, {"static": ["a"]}], ids=str)
 def test_a_trial_of_a_body_that_raises_undoes_its_writes(trial: Any, options: Any) -> None:
-    """The exception comes out, the writes before it do not."""
+    """Where the body raises in a trial run the exception comes out, and its writes are undone."""
 
     @capture(**options)
     def body(a: Tensor) -> Tensor:
@@ -357,7 +358,7 @@ def test_a_trial_of_a_body_that_raises_undoes_its_writes(trial: Any, options: An
 
 @pytest.mark.parametrize("policy", ["preserve", "clone"])
 def test_outputs_of_several_dtypes_on_one_memory_share_a_version_counter(policy: Any) -> None:
-    """A complex tensor and its imaginary part."""
+    """A complex tensor and its imaginary part share memory and a version counter."""
 
     @capture(outputs=policy)
     def body(x: Tensor) -> tuple[Tensor, Tensor]:

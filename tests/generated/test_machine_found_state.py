@@ -1,4 +1,4 @@
-"""What the random programs of ``machine.py`` found about state, modes and addresses."""
+"""Bugs that the random programs of ``machine.py`` found, with state, modes and addresses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Latest:
         self.a, self.b = torch.ones(4), torch.zeros(4)
 
     def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``b``, ``y`` and the old ``a``."""
+        """Store ``y``, and give ``b``, ``y`` and the old ``a``."""
         before, self.a = self.a, x
         return self.b, y, before
 
@@ -56,7 +56,7 @@ class CapturedLatest(Latest):
 
 
 def test_one_tensor_in_two_places_that_no_operator_reads() -> None:
-    """Recorded while both places held it: it may have come from either, and they part."""
+    """One tensor is in two places while it is recorded, and only handed on; later the places hold different tensors."""
     eager, ours = Latest(), CapturedLatest()
     for turn, count in enumerate((2, 4, 3, 2, 4, 3)):
         x, twin = ones(turn + 1), ones(turn + 1)
@@ -71,7 +71,8 @@ def test_one_tensor_in_two_places_that_no_operator_reads() -> None:
 @pytest.mark.parametrize("options", [{"static": ["x"]}, {"inputs": "bind"}, {}], ids=["static", "bound", "copied"])
 @pytest.mark.parametrize("change", ["turned", "other memory", "other storage", "another shape"])
 def test_an_earlier_argument_changes(change: str, options: dict[str, Any]) -> None:
-    """Another tensor object lies where it was: a recording must not look at the old object."""
+    """After each call the argument object changes its shape or memory. The next argument is a new object at the old
+    address: a replay must not look at the earlier one."""
     memory = torch.arange(16.0)
     changes: dict[str, Callable[[Tensor], object]] = {
         "turned": lambda x: x.t_(),
@@ -89,8 +90,8 @@ def test_an_earlier_argument_changes(change: str, options: dict[str, Any]) -> No
     for number in range(CALLS):
         memory.copy_(torch.arange(16.0) + number)
         x, twin = memory.view(4, 4), (torch.arange(16.0) + number).view(4, 4)
-        found, expected = captured(x), body(twin)
-        assert all(map(torch.equal, found, expected))
+        results, expected = captured(x), body(twin)
+        assert all(map(torch.equal, results, expected))
         assert torch.equal(x, twin)
         changes[change](x)
     assert recordings(captured).replays == CALLS - 2 - AGAIN
@@ -132,7 +133,8 @@ LOOKS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("look", LOOKS)
 def test_writes_through_views_count_for_the_base(look: str, mode: Callable[[], Any]) -> None:
-    """In inference mode a watched body gets such operators whole, which are made of others."""
+    """In inference mode composite operators come to the watched run whole: their views must count as views there,
+    too."""
     dtype = torch.complex64 if look == "real" else torch.float32
     held, twin = (torch.ones(4, 4, dtype=dtype) for _ in range(2))
 
@@ -166,13 +168,14 @@ def test_operators_made_of_others_on_conjugates(mode: Callable[[], Any]) -> None
     captured = capture(body)
     with mode():
         for number in range(CALLS):
-            found, expected = captured(z * number), body(z * number)
-            assert all(map(torch.equal, found, expected))
+            results, expected = captured(z * number), body(z * number)
+            assert all(map(torch.equal, results, expected))
 
 
 @pytest.mark.parametrize("options", [{}, {"static": ["y"]}, {"inputs": "bind"}], ids=["plain", "static", "bind"])
 def test_writes_to_an_argument_that_is_state_too_are_counted(options: dict[str, Any]) -> None:
-    """In the recording run, too, where the argument stands beside what state holds."""
+    """An argument that state also holds is written: its version counter rises in each call, the recording one
+    included."""
 
     class Box:
         last = torch.zeros(4, 4, device=DEVICE)
@@ -196,7 +199,7 @@ def test_writes_to_an_argument_that_is_state_too_are_counted(options: dict[str, 
 
 
 def test_state_that_is_only_handed_on_may_move() -> None:
-    """No kernel holds its address, and none is missed."""
+    """No kernel has the address of such a tensor, so a move needs no new recording."""
 
     class Swap:
         def __init__(self) -> None:
@@ -236,7 +239,7 @@ def test_arguments_that_no_operator_gets_may_move(options: dict[str, Any]) -> No
 
 
 def only_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recording runs on the CPU count for nothing, as on CUDA."""
+    """Have the CPU's recording runs count as not executed, as on CUDA."""
     record = CpuBackend.record
     monkeypatch.setattr(CpuBackend, "record", lambda *a, **k: attrs.evolve(record(*a, **k), executed=False))
 
@@ -246,14 +249,14 @@ _runs = itertools.count()
 
 @torch.library.custom_op("capture_tests::moody", mutates_args=())
 def moody(x: Tensor) -> Tensor:
-    """Single precision in its first run."""
+    """An operator whose result is of single precision in its first run, and of double precision later."""
     return x.double() if next(_runs) else x + 1
 
 
 @pytest.mark.parametrize("executes", [True, False] if EXECUTES else [False])
 def test_results_of_another_kind_than_in_the_watched_run(executes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operators for attention give their seed on another device while capturing. What only a capture gives is no result
-    of eager's."""
+    """Attention operators give their seed on another device while capturing. A result that only a capture gives must
+    not be handed out."""
     if executes != EXECUTES:
         only_capture(monkeypatch)
     monkeypatch.setattr(sys.modules[__name__], "_runs", itertools.count())
@@ -264,12 +267,12 @@ def test_results_of_another_kind_than_in_the_watched_run(executes: bool, monkeyp
             x = ones() * number
             assert torch.equal(captured(x), x.double() if number else x + 1)
     now = recordings(captured)
-    if not EXECUTES:  # what no capture takes runs between two graphs, in every replay
+    if not EXECUTES:  # the operator cannot be captured: it runs between two graphs, in every replay
         assert now.recordings == 1, str(now)
         assert now.replays >= CALLS - 4, str(now)
         return
     assert (now.recordings, now.replays) == ((1, CALLS - 2) if executes else (0, 0))
-    said = [one.what for one in now.findings if one.code == "CG904"]
+    said = [finding.what for finding in now.findings if finding.code == "CG904"]
     assert executes or any(re.search(r"float64\[4\] \S+ while capturing", text) for text in said)
 
 
@@ -284,9 +287,10 @@ def at_address(x: Tensor, address: int) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("which", ["state", "argument"])
-def test_an_address_given_as_a_number(which: str) -> None:
-    """No tensor of the operator's, so nothing could tell that another one lies there in the next call."""
+@pytest.mark.parametrize("source", ["state", "argument"])
+def test_an_address_given_as_a_number(source: str) -> None:
+    """An operator that gets an address as a number is eager: nothing tells that another tensor lies there in the next
+    call."""
 
     class Box:
         weight: Tensor
@@ -295,8 +299,8 @@ def test_an_address_given_as_a_number(which: str) -> None:
 
     @capture(static=["y"])
     def body(x: Tensor, y: Tensor) -> Tensor:
-        found: Tensor = at_address(x, (box.weight if which == "state" else y).data_ptr() + 4 * x.numel())
-        return found + x
+        result: Tensor = at_address(x, (box.weight if source == "state" else y).data_ptr() + 4 * x.numel())
+        return result + x
 
     kept = []
     with warnings.catch_warnings(record=True) as caught:
@@ -304,11 +308,11 @@ def test_an_address_given_as_a_number(which: str) -> None:
         for number in range(CALLS):
             x, y, box.weight = ones(), torch.arange(8.0) + number, torch.arange(8.0) - number
             kept.append((y, box.weight))
-            read = box.weight if which == "state" else y
+            read = box.weight if source == "state" else y
             expected = read[4:] if DEVICE.type == "cpu" else torch.full((4,), float((read.data_ptr() + 16) % 1024))
             assert torch.equal(body(x, y), expected + x)
     said = "CG202 host-work: `at_address` gets the address of a tensor"
-    assert any(said in str(one.message) for one in caught)
+    assert any(said in str(warning.message) for warning in caught)
 
 
 def by_address(x: Tensor) -> Tensor:
@@ -337,7 +341,7 @@ def test_what_the_host_does_without_operators_is_done_in_every_call(name: str) -
 
 
 def test_numbers_under_vmap() -> None:
-    """torch makes a tensor of each, by an operator that gets no tensor."""
+    """Under vmap torch makes a tensor of each number, by an operator that has no tensor argument."""
 
     def body(x: Tensor) -> Tensor:
         found: Tensor = torch.vmap(lambda value: value * 2 + 1.5)(x)
@@ -361,7 +365,7 @@ BESIDE: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", BESIDE)
 @pytest.mark.parametrize("static", [False, True])
 def test_memory_beside_an_argument(name: str, static: bool) -> None:
-    """A copy of the argument has none of it, and begins elsewhere in its storage, as does the next call's argument."""
+    """A body that reads memory of the argument's storage outside of the argument: a copy has none of that memory."""
     captured = capture(BESIDE[name], static=["x"] if static else [])
     for number, begin in enumerate((128, 128, 128, 64, 192, 64, 128)):
         x = (torch.arange(512.0) + number)[begin : begin + 64]
@@ -415,7 +419,7 @@ UNKEYED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _unlike(number: int) -> Tensor:
-    """Tensors with equal keys that differ in all of what ``UNKEYED`` asks for."""
+    """A tensor whose key is the same for each number, while what ``UNKEYED`` asks of it changes."""
     if number < 3 or number % 2:
         x = (torch.arange(64.0 * (4 + number // 3)) + number)[64:128]
     else:
@@ -440,7 +444,7 @@ def test_what_a_tensor_tells_python_and_the_key_leaves_out(name: str, static: bo
 
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_how_often_state_was_written_is_no_part_of_the_key() -> None:
-    """Code that keeps something made of a parameter until that is written asks for the number of writes."""
+    """A cache of something made from a parameter reads the parameter's version counter, which is no part of the key."""
 
     class Cached:
         def __init__(self) -> None:
@@ -469,7 +473,7 @@ def test_attributes_that_a_later_call_has_are_there_while_recording() -> None:
 
 
 def test_a_run_that_counts_for_nothing_draws_no_host_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only a capture drew from Python's and NumPy's generators is drawn again by the eager run in its place."""
+    """Python's and NumPy's draws of a run that does not count are drawn again by the eager run that takes its place."""
     if EXECUTES:
         only_capture(monkeypatch)
 
@@ -477,11 +481,11 @@ def test_a_run_that_counts_for_nothing_draws_no_host_numbers(monkeypatch: pytest
         return x * random.random() + float(np.random.rand())
 
     captured = capture(body)
-    found = []
+    results = []
     for function in (captured, body):
         random.seed(3)
         np.random.seed(3)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CaptureWarning)
-            found.append([function(ones()) for _ in range(CALLS)])
-    assert all(map(torch.equal, *found))
+            results.append([function(ones()) for _ in range(CALLS)])
+    assert all(map(torch.equal, *results))

@@ -44,8 +44,9 @@ def _collects_often() -> Iterator[None]:
 @pytest.mark.parametrize("knows", [False, True])
 @pytest.mark.parametrize("part", quickly(range(PARTS), 1))
 def test_results_that_end_as_garbage_change_nothing(part: int, knows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``knows``: what is written, as with tapes; else as with graphs."""
-    monkeypatch.setattr(record, "MOST_OWNED", 0)  # small outputs are kept, too, before they have memory of their own
+    """``knows``: the engine knows what its recordings write, as tapes do, and not as graphs."""
+    # else small outputs would get memory of their own and not keep the pool's
+    monkeypatch.setattr(record, "MOST_OWNED", 0)
     if not knows:
         know_nothing_of_writes(monkeypatch)
     rng = random.Random(random.randrange(2**32) if FUZZING else part)

@@ -116,7 +116,7 @@ class World:
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
-        """Have this world's generator state and modes during one action."""
+        """Use this world's generator state and modes during one action."""
         set_rng_state(self.rng)
         torch.set_default_dtype(self.default)
         with (
@@ -159,6 +159,6 @@ def entry(spec: str, *, borrow: bool = False, eager: bool = False) -> Callable[[
 
 
 def reglobal(function: Any, scope: dict[str, Any]) -> Any:
-    """The function with globals of its own."""
+    """A copy of the function with globals of its own."""
     scope.update({**function.__globals__, **scope})
     return types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)

@@ -31,7 +31,7 @@ class World:
                 capture(module, gradients="accumulate")
 
     def run(self, x: Tensor) -> Tensor:
-        """All modules in turn."""
+        """The input through all modules, one after the other."""
         for module in self.modules:
             x = module(x)
         return x
@@ -55,7 +55,8 @@ def data(step: int, *shape: int) -> Tensor:
 
 
 def compare(make: Callable[[], nn.ModuleList], act: Act, steps: int = STEPS, *, marks: bool = True) -> World:
-    """The same steps eagerly and captured; gives the captured world. ``marks``: where steps begin."""
+    """Do the same steps eagerly and captured, and compare; gives the captured world. ``marks``: the user marks where
+    steps begin."""
     torch.manual_seed(0)
     modules = make().to(DEVICE)
     eager, ours = World(copy.deepcopy(modules), captured=False), World(modules, captured=True)

@@ -17,11 +17,11 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
-    """The same structure, values, shapes, strides and dtypes."""
-    one, other = leaves_of(ours), leaves_of(theirs)
+    """Structure, values, shapes, strides and dtypes are equal."""
+    my_leaves, their_leaves = leaves_of(ours), leaves_of(theirs)
     assert type(ours) is type(theirs)
-    assert len(one) == len(other)
-    for a, b in zip(one, other, strict=True):
+    assert len(my_leaves) == len(their_leaves)
+    for a, b in zip(my_leaves, their_leaves, strict=True):
         if isinstance(b, torch.Tensor):
             assert (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
             assert same_bits(a, b)
@@ -42,7 +42,10 @@ def run_beside(
         assert_same(ours, theirs)
         assert_same(list(ours_in), list(theirs_in))
         kept.append((ours, theirs))
-        views = [[leaf._is_view() for leaf in leaves_of(one) if isinstance(leaf, torch.Tensor)] for one in kept[-1]]
+        views = [
+            [leaf._is_view() for leaf in leaves_of(kept_output) if isinstance(leaf, torch.Tensor)]
+            for kept_output in kept[-1]
+        ]
         assert views[0] == views[1]
         if not keep:
             kept.clear()

@@ -17,8 +17,8 @@ from tests.support.device import DEVICE, know_nothing_of_writes
 
 @pytest.fixture(autouse=True, params=["tape", "graph"])
 def fresh(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Inference, no plans on disk, no marks and no tree of another test; dead memory is NaN. ``graph``: the engine does
-    not know where its recordings write, as one of graphs."""
+    """No gradients, no plans on disk, no marks and no tree of another test; freed memory reads as NaN. ``graph``: the
+    engine does not know where its recordings write, as one that records graphs."""
     if request.param == "graph":
         know_nothing_of_writes(monkeypatch)
     thread_trees.forget_trees()
@@ -28,7 +28,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
 
 
 def bits(value: Any) -> Any:
-    """All that makes two results equal bit for bit."""
+    """A result as a value that equals another one's where the two are equal bit for bit."""
     if isinstance(value, (tuple, list)):
         return type(value), [bits(member) for member in value]
     flat = value.detach().clone(memory_format=torch.contiguous_format).reshape(-1)

@@ -1,4 +1,5 @@
-"""What one rank of two does: collectives are replayed as eager runs them, one rank slower than the other."""
+"""Checks that each of two ranks runs: replayed collectives give eager's values while one rank is slower than the
+other."""
 
 from __future__ import annotations
 
@@ -115,13 +116,13 @@ def bodies(rank: int) -> dict[str, Body]:
         return y * 2
 
     def kept(x: Tensor) -> Tensor:
-        """Memory of what is sent is used again right after."""
+        """A body that frees what it sends right away, so that later operators get the memory."""
         y = (x * 1.5).sin()
-        one = functional.all_gather_tensor(y, 0, world) * 1
+        gathered = functional.all_gather_tensor(y, 0, world) * 1
         del y
         z = (x * 2.5).cos()
         dist.all_reduce(z)
-        made: Tensor = one[: x.numel()] + z
+        made: Tensor = gathered[: x.numel()] + z
         return made
 
     made = (
@@ -153,10 +154,10 @@ def eager_bodies(rank: int) -> dict[str, tuple[str, Body]]:
         y = x * 1.0
         return y, dist.all_reduce(y, async_op=True)
 
-    found = {objects: "CG201", unfinished: "CG702"}
+    codes = {objects: "CG201", unfinished: "CG702"}
     if torch.get_default_device().type == "cpu":  # NCCL's messages are kernels of a graph
-        found[message] = "CG702"
-    return {body.__name__: (code, body) for body, code in found.items()}
+        codes[message] = "CG702"
+    return {body.__name__: (code, body) for body, code in codes.items()}
 
 
 def value_of(result: Any) -> Tensor:
@@ -180,16 +181,16 @@ def compare(rank: int, name: str, body: Body) -> tuple[Any, list[str]]:
             if number % 3 == 0:
                 mark_step_begin()
             given = [torch.arange(10_000.0).mul_(number + 1).add_(rank) for _ in range(2)]
-            expected, found = value_of(body(given[0])), value_of(captured(given[1]))
-            assert torch.equal(expected, found), (name, number)
+            expected, result = value_of(body(given[0])), value_of(captured(given[1]))
+            assert torch.equal(expected, result), (name, number)
             assert torch.equal(given[0], given[1]), (name, number)
-            held.append((expected, found))
-        assert all(torch.equal(one, other) for one, other in held), name
+            held.append((expected, result))
+        assert all(torch.equal(wanted, result_kept) for wanted, result_kept in held), name
     return recordings(captured), said(caught)
 
 
 def begun_before(rank: int) -> None:
-    """The body waits for what the caller's collective is still making."""
+    """Check a body that waits for a collective that the caller began: it runs eagerly, and says why."""
     operators: Any = torch.ops._c10d_functional
     for skips in (False, True):
 
@@ -212,7 +213,7 @@ def begun_before(rank: int) -> None:
 
 
 def handed_over(rank: int) -> None:
-    """An argument is what a collective is still making, and a ``DTensor`` around it; a result is one, too."""
+    """Check arguments that a collective is still writing, plain and inside a ``DTensor``, and results that are such."""
     mesh = init_device_mesh(torch.get_default_device().type, (2,))
 
     def body(x: Any, y: Any) -> Any:
@@ -223,16 +224,16 @@ def handed_over(rank: int) -> None:
         for number in range(CALLS):
             if rank == 1:
                 time.sleep(0.01)
-            ones = torch.full((100_000,), float(number + 1))
-            found = []
+            values = torch.full((100_000,), float(number + 1))
+            results = []
             for function in (body, captured):  # the first DTensor imports dynamo, which reads files
-                x = functional.all_reduce(ones, "sum", mesh)
-                y = DTensor.from_local(ones * rank, mesh, [Partial()]).redistribute(mesh, [Replicate()])
+                x = functional.all_reduce(values, "sum", mesh)
+                y = DTensor.from_local(values * rank, mesh, [Partial()]).redistribute(mesh, [Replicate()])
                 z: Any = DTensor.from_local(y.to_local() * 1, mesh, [Shard(0)])
-                one, two, three = function(x, z)
-                found.append([one * 1, two.to_local() * 1, three * 1])
-            assert torch.equal(found[0][0], ones * 4)
-            assert all(map(torch.equal, *found)), number
+                first, second, third = function(x, z)
+                results.append([first * 1, second.to_local() * 1, third * 1])
+            assert torch.equal(results[0][0], values * 4)
+            assert all(map(torch.equal, *results)), number
     assert recordings(captured).replays == CALLS - 2, recordings(captured)
 
 

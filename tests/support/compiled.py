@@ -28,8 +28,8 @@ _before: set[Any] = set()
 
 @pytest.fixture(autouse=True)
 def compiler() -> Iterator[None]:
-    """Reset Dynamo before and after each test, and note the graphs from before, which ``made`` leaves out: Dynamo keeps
-    what comes before a graph break in a module's globals for long."""
+    """Reset Dynamo before and after each test, and note earlier graphs, which ``made`` leaves out: Dynamo keeps code
+    before a graph break in a module's globals."""
     torch.compiler.reset()
     gc.collect()
     _before.update(graphs())
@@ -53,14 +53,14 @@ def counts(name: str = "") -> dict[str, tuple[int, int, int]]:
 
 
 def only(name: str = "") -> Any:
-    """Counters of the one graph whose name ends so."""
+    """Counters of the only graph whose name ends with this."""
     found = [graph for graph in made() if graph.__name__.endswith(name)]
     assert len(found) == 1, [graph.__name__ for graph in made()]
     return recordings(found[0])
 
 
 def replayed(part: str, replays: int = STEPS - 2, recorded: int = 1) -> None:
-    """The one graph of this part was recorded and replayed so often, and never ran eagerly."""
+    """Check that the only graph of this part was replayed so often, and never ran eagerly."""
     now = only(part)
     assert (now.recordings, now.replays, now.eager_calls) == (recorded, replays, 0)
 
@@ -128,7 +128,7 @@ def twins(make: Callable[[], M]) -> tuple[M, M]:
 
 
 def train(net: Any, parameters: nn.Module, inputs: Callable[[int], Tensor], steps: int = STEPS) -> list[Tensor]:
-    """Losses and, last, the state."""
+    """Train for some steps; gives the losses and then the state."""
     optimizer = torch.optim.SGD(parameters.parameters(), lr=0.1, momentum=0.9)
     left = []
     for step in range(steps):

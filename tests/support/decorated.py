@@ -17,7 +17,7 @@ from tests.support.device import DEVICE
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Inference, no plans on disk, no marks and no tree of another test."""
+    """No gradients, no plans on disk, no marks and no tree of another test."""
     thread_trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield
@@ -30,7 +30,7 @@ def bits(tensor: Tensor) -> tuple[object, ...]:
 
 
 def check_replays(captured: Callable[..., Tensor], eager: Callable[..., Tensor], *, rest: tuple[Any, ...] = ()) -> None:
-    """Five calls agree with eager; the body ran twice, the other three were replays of one recording."""
+    """Check five calls: values are eager's, the body ran twice, and three calls replayed one recording."""
     for seed in range(5):
         x = torch.randn(3, 4, generator=torch.Generator(DEVICE).manual_seed(seed))
         assert bits(captured(x, *rest)) == bits(eager(x, *rest))
@@ -58,7 +58,7 @@ class Net(nn.Module):
 
 
 class CapturedNet(Net):
-    """Its forward is captured, another method too."""
+    """A module whose forward and another method are captured."""
 
     @override
     @capture

@@ -1,4 +1,4 @@
-"""The device that tests which name none run on: ``CAPTURE_TEST_DEVICE``, the CPU without it; what its engine can do.
+"""The device of tests that name none (``CAPTURE_TEST_DEVICE``, or else the CPU), and what its engine can do.
 
 ``CAPTURE_TEST_ENGINE=graphs`` has the CPU engine declare what an engine of graphs does, as far as a tape can: the
 counts that a GPU shows can be tried without one. So does ``CAPTURE_TEST_DEFAULT=1`` for the mode of a default device.
@@ -38,13 +38,14 @@ TAKES_KEPT_NODES = DEVICE.type == "cpu" or TAKES_STALE_STREAMS
 graph. Without it (before torch 2.13) the recording is refused (CG904), and the call runs eagerly."""
 
 refuses_kept_nodes = pytest.mark.filterwarnings("ignore:CG904.*legacy stream:capture.CaptureWarning")
-"""On tests whose bodies come to such nodes: they may be refused for that, and for nothing else."""
+"""For tests whose bodies meet such nodes: a refusal for that reason is expected, any other warning fails."""
 
 default_generator = torch.default_generator if DEVICE.type == "cpu" else torch.cuda.default_generators[DEVICE.index]
 
 
 def know_nothing_of_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU engine as one of graphs, which write where they were recorded, and nobody knows where else."""
+    """Have the CPU engine behave as one of graphs: recordings write where they were recorded, and nobody knows where
+    else."""
     _write_where_recorded(monkeypatch.setattr)
 
 
@@ -89,7 +90,7 @@ def set_rng_state(state: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def without_default_device() -> Iterator[None]:
-    """Tensors are made on the CPU, and no Python of torch's stands between a call and its operator."""
+    """Make tensors on the CPU in the block, without torch's function mode for default devices."""
     torch.set_default_device(None)
     try:
         yield
@@ -98,7 +99,7 @@ def without_default_device() -> Iterator[None]:
 
 
 def use_device() -> None:
-    """Make tensors on the suite's device in this thread; threads do not share a default device. Where it is the
-    CPU, ``CAPTURE_TEST_DEFAULT`` sets one, too: that is a mode of torch functions, which no test sees else."""
+    """Make tensors on the suite's device in this thread; threads do not share a default device. Where it is the CPU,
+    ``CAPTURE_TEST_DEFAULT`` sets one, too: that is a function mode, which tests on the CPU would not meet otherwise."""
     if DEVICE.type != "cpu" or os.environ.get("CAPTURE_TEST_DEFAULT"):
         torch.set_default_device(DEVICE)

@@ -1,4 +1,4 @@
-"""What tests of the fast path share: functions to capture, and the ways that they are called."""
+"""Functions to capture, and the ways that they are called, for tests of the fast path."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def tensors(seed: int, *shape: int) -> tuple[Tensor, Tensor]:
 
 
 def goes_straight(function: Callable[..., Any], *args: Any) -> bool:
-    """The call is one that C takes by itself."""
+    """Whether C makes this call without Python."""
     return captured_states(function)[0].straight(*args) is not MISS
 
 
@@ -65,7 +65,7 @@ def refused(function: Any, *args: Any) -> None:
 
 
 class Named:
-    """What a body names in each of the ways that there are."""
+    """A body that reads numbers, tensors and modules in each way that a body can name them."""
 
     def __init__(self) -> None:
         self.scale: Any = 2.0

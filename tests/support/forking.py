@@ -15,11 +15,11 @@ from typing import Any
 
 
 def next_program() -> CodeType:
-    """Gives the program in a child; in the helper itself it never returns."""
+    """Wait for programs and fork for each. Returns in the child, with the program; never in the helper itself."""
     for module in ("torch", "torch._dynamo"):  # an optimizer's first step imports the second
         importlib.import_module(module)
     replies = os.dup(1)
-    os.dup2(2, 1)  # what torch prints is no reply
+    os.dup2(2, 1)  # what torch prints must not be taken for a reply
     for line in sys.stdin.buffer:
         request = json.loads(line)
         child = os.fork()
@@ -32,7 +32,7 @@ def next_program() -> CodeType:
 
 
 def _become(request: dict[str, Any]) -> CodeType:
-    """This process has the program's environment, folder, arguments and output from here on."""
+    """Take over the program's environment, folder, arguments and output."""
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])

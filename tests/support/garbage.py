@@ -1,7 +1,7 @@
-"""What the garbage collector looks at: a process with torch has a million objects, and a full look takes half a second.
+"""Keep old objects out of garbage collections: a process with torch has a million objects, and a full collection takes
+half a second.
 
-``conftest.py`` sets aside all that is there before the first test. What sets more aside, or takes it back, ends as it
-began.
+``conftest.py`` sets aside all objects from before the first test. The functions here restore that when they end.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from contextlib import contextmanager
 
 
 def set_aside() -> None:
-    """Collections look at what is made from now on."""
+    """Have collections look only at objects that are made from now on."""
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
 def what_is_new() -> Iterator[None]:
-    """In the block collections look at what it makes alone."""
+    """Have collections look only at objects that the block makes."""
     set_aside()
     try:
         yield
@@ -30,7 +30,7 @@ def what_is_new() -> Iterator[None]:
 
 @contextmanager
 def all_objects() -> Iterator[None]:
-    """In the block ``gc.get_objects`` gives them all."""
+    """Have ``gc.get_objects`` give all objects in the block."""
     gc.unfreeze()
     try:
         yield

@@ -24,7 +24,7 @@ def traced(function: Any) -> Graph:
 
 
 def built(fill: Callable[[torch.fx.Graph], Any], root: Any = None) -> Graph:
-    """A graph made by hand; ``fill`` gives what it returns."""
+    """A graph module made by hand: ``fill`` adds nodes and gives the output."""
     graph = torch.fx.Graph()
     graph.output(fill(graph))
     return Graph({} if root is None else root, graph)
@@ -36,7 +36,7 @@ def equal(found: Any, expected: Any) -> None:
 
 
 def like(captured: CapturedGraph, twin: Any, inputs: Inputs, steps: int = STEPS) -> None:
-    """Outputs, and what is written into inputs, equal the twin's in every call."""
+    """Check that outputs, and inputs after the call, equal the twin's in every call."""
     for seed in range(steps):
         ours, theirs = inputs(seed), inputs(seed)
         equal(captured(*ours), twin(*theirs))
@@ -54,7 +54,7 @@ ALL_REPLAYED = (1, STEPS - 2, 0)
 
 
 class Reads(nn.Module):
-    """A number that the host reads stands between two pieces."""
+    """Reads a number on the host between two pieces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,8 @@ def batch(seed: int) -> tuple[Any, ...]:
 
 
 def of_python(x: Tensor) -> Tensor:
-    """A file that traces it says ``torch.fx.wrap("of_python")``: tracers know it by its name there."""
+    """A Python function that stays a node. A file that traces it calls ``torch.fx.wrap("of_python")``, as tracers know
+    it by its name there."""
     return x * 2
 
 

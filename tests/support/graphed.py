@@ -27,7 +27,7 @@ def fresh() -> Iterator[None]:
 
 
 class Block(nn.Module):
-    """Buffers that are written, dropout, a skip connection where the widths allow one."""
+    """A block with written buffers, dropout, and a skip connection where the widths allow one."""
 
     def __init__(self, width: int = 6, out: int = 6, drop: float = 0.25) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ def bits(value: Any) -> Any:
             value.detach().cpu().contiguous().flatten().view(torch.uint8).tolist(),
         )
     if isinstance(value, dict):
-        return {name: bits(one) for name, one in value.items()}
-    return [bits(one) for one in value] if isinstance(value, (tuple, list)) else value
+        return {name: bits(member) for name, member in value.items()}
+    return [bits(member) for member in value] if isinstance(value, (tuple, list)) else value
 
 
 def same(one: Any, other: Any) -> None:
-    """Equal bit for bit."""
+    """Check that two values are equal bit for bit."""
     assert bits(one) == bits(other)
 
 
@@ -79,7 +79,7 @@ def twins(make: Callable[[], nn.Module]) -> tuple[Any, Any]:
 
 
 def bodies(*functions: Any) -> int:
-    """How often bodies, and backward passes, ran."""
+    """How often bodies and backward passes ran."""
     return sum(recordings(function).body_runs for function in functions)
 
 
@@ -94,7 +94,7 @@ def both(program: Callable[[Any, int], Any], mine: Any, theirs: Any, number: int
 
 
 def train(model: Any, number: int, rows: int = 4) -> Tensor:
-    """One step of training but for the optimizer."""
+    """One training step without the optimizer."""
     model.zero_grad()
     x = rand(rows, 6, seed=number)
     y: Tensor = model(x)

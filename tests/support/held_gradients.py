@@ -1,4 +1,4 @@
-"""Small programs that train, and hold on to outputs and gradients of captured functions; see ``held_programs``."""
+"""Small programs that train and keep outputs and gradients of captured functions; see ``held_programs``."""
 
 from __future__ import annotations
 

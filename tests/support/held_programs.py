@@ -1,7 +1,7 @@
-"""Small programs that hold on to outputs of captured functions, in every way that Python has.
+"""Small programs that keep outputs of captured functions, in every way that Python has.
 
-Each takes ``cap``, which captures a function or gives it back as it is, and says what it sees: values as they are at
-that time, and what it still holds at its end.
+Each takes ``cap``, which captures a function or returns it unchanged, and ``said``, to which it reports values as they
+are at that time, and values that it still holds at its end.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def net_of(cap: Cap, **options: Any) -> tuple[Net, Any]:
 
 
 class Said:
-    """What a program saw."""
+    """What a program reported."""
 
     def __init__(self) -> None:
         self.now: list[Any] = []
@@ -188,16 +188,16 @@ def in_swapped_order(cap: Cap, said: Said) -> None:
 def by_threads(cap: Cap, said: Said) -> None:
     f, kept = cap(one), {}
 
-    def run(which: int) -> None:
+    def run(part: int) -> None:
         with torch.no_grad():
             for number in range(CALLS):
-                kept[which, number] = f(of(number + which))
+                kept[part, number] = f(of(number + part))
 
-    for which in range(3):
-        thread = threading.Thread(target=run, args=(which,))
+    for part in range(3):
+        thread = threading.Thread(target=run, args=(part,))
         thread.start()
         thread.join()
-        said.see(f(of(which)))
+        said.see(f(of(part)))
     said.hold(*[kept[key] for key in sorted(kept)])
 
 
@@ -348,10 +348,10 @@ def one_object_twice(cap: Cap, said: Said) -> None:
 
     f = cap(body)
     for number in range(CALLS):
-        found = f(of(number))
-        said.see(found["a"] is found["b"][0], found["b"][0] is found["b"][1][0])
-        found["a"].add_(1)
-        said.hold(found["b"][0], found["b"][1][1])
+        results = f(of(number))
+        said.see(results["a"] is results["b"][0], results["b"][0] is results["b"][1][0])
+        results["a"].add_(1)
+        said.hold(results["b"][0], results["b"][1][1])
 
 
 def a_cache_of_outputs(cap: Cap, said: Said) -> None:
@@ -504,8 +504,8 @@ def let_go_at_random(cap: Cap, said: Said) -> None:
     functions, draw = [cap(one), cap(two), cap(both)], random.Random(7)
     kept: list[Any] = []
     for number in range(5 * CALLS):
-        found = functions[draw.randrange(3)](draw.choice(kept) if kept and draw.random() < 0.4 else of(number))
-        kept += found if isinstance(found, tuple) else [found]
+        result = functions[draw.randrange(3)](draw.choice(kept) if kept and draw.random() < 0.4 else of(number))
+        kept += result if isinstance(result, tuple) else [result]
         while kept and draw.random() < 0.5:
             kept.pop(draw.randrange(len(kept)))
         said.see(*kept)

@@ -33,12 +33,12 @@ LIBRARY = str(Path(capture.__file__).parent)
 
 
 class Stopped(Exception):
-    """As a timeout that a signal's handler raises."""
+    """Raised as a timeout is, by a signal's handler."""
 
 
 class Stopping:
-    """Raises at the ``at``th event inside of the library: a call, or a line. Counts all of them where ``at`` is -1.
-    ``by_signal``: the handler of a signal raises it, so that it is known for an interrupt."""
+    """Raises at the ``at``th event inside of the library (a call, or with ``lines`` a line); with -1 it only counts
+    events. ``by_signal``: a signal's handler raises, so that the library sees an interrupt."""
 
     def __init__(self, at: int, error: type[BaseException], *, lines: bool, by_signal: bool = False) -> None:
         self.at, self.error, self.lines, self.by_signal = at, error, lines, by_signal
@@ -176,12 +176,12 @@ class _UpTo(TorchDispatchMode):
 
 
 def _twin(world: World) -> World:
-    """Another one in the same state."""
+    """A copy of the world in the same state."""
     made = World()
     made.body = world.body
     made.load_state_dict(copy.deepcopy(world.state_dict()))
-    for one, other in zip(made.parameters(), world.parameters(), strict=True):
-        one.grad = None if other.grad is None else other.grad.clone()
+    for twin_parameter, parameter in zip(made.parameters(), world.parameters(), strict=True):
+        twin_parameter.grad = None if parameter.grad is None else parameter.grad.clone()
     made.h, made.x = world.h.clone(), world.x.clone()
     made.h = made.x if world.h is world.x else made.h
     made.cache = {key: value.clone() for key, value in world.cache.items()}
@@ -204,7 +204,7 @@ class Outcome:
 
 
 def surroundings() -> dict[str, Any]:
-    """What has to be as before, whatever happened."""
+    """Settings of the process that have to be as before, whatever happened."""
     return {
         "grad": torch.is_grad_enabled(), "inference": torch.is_inference_mode_enabled(), "gc": gc.isenabled(),
         "modes": torch._C._len_torch_dispatch_stack(), "autocast cache": torch.is_autocast_cache_enabled(),
@@ -216,7 +216,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def training(world: World, x: Tensor) -> Any:
-    """A region: its forward pass, and its backward pass where autograd comes to it."""
+    """A body that is captured as a region, with forward and backward pass."""
     return world.linear(x).tanh().mean(1) * world.norm(x).sum(1)
 
 
@@ -267,21 +267,21 @@ def stepping_on_the_host(world: World, x: Tensor) -> Any:
 
 
 def numbered(world: World, x: Tensor, number: float = 1.0) -> Any:
-    """A number that is another one in each call: lifted out of the recording."""
+    """A number that differs in each call, which is lifted out of the recording."""
     y = world.linear(x).tanh() * number
     world.total.add_(y.sum(0))
     return y + world.total
 
 
 def numbered_state(world: World, x: Tensor, number: float = 1.0) -> Any:
-    """As ``numbered``, where an attribute is also another tensor in each call: the attempt to lift is undone."""
+    """As ``numbered``, with an attribute that is another tensor in each call, so that the attempt to lift is undone."""
     world.h = torch.tanh(world.linear(x) * number + world.h)
     world.total.add_(world.h.sum(0))
     return world.h + number
 
 
 def prepare(world: World) -> None:
-    """Give a world what only some of the bodies need."""
+    """Set up state that only some bodies need."""
     if world.body is stepping:
         world.optimizer = torch.optim.SGD(world.parameters(), lr=0.1, momentum=0.9)
     elif world.body is stepping_on_the_host:
@@ -320,22 +320,22 @@ KEEPING = ("plain", "recurrent", "drawing", "numbered", "numbered_state", "stepp
 """Bodies after which what the caller keeps stays as it is."""
 
 
-def used(body: str, one: Any, x: Tensor) -> Any:
+def used(body: str, captured: Any, x: Tensor) -> Any:
     """One call, and what its caller does with the result."""
     if body.startswith("numbered"):
-        one.number += 1
-        return one(x, one.number / 7)
+        captured.number += 1
+        return captured(x, captured.number / 7)
     if not body.startswith("training"):
-        return one(x)
+        return captured(x)
     with torch.enable_grad():
-        loss = one(x).sum()
+        loss = captured(x).sum()
         loss.backward()
     return loss.detach()
 
 
 def prefixes(world: World, body: str) -> list[Any]:
     """All states in which an eager call from this state may be stopped; the last one is that of a whole call."""
-    found, generator = [], rng_state()
+    states, generator = [], rng_state()
     at, over = 1, False
     while not over:
         for after in (False, True):
@@ -348,15 +348,15 @@ def prefixes(world: World, body: str) -> list[Any]:
             except Stopped:
                 pass
             if not over:
-                found.append(twin.state())
+                states.append(twin.state())
         at += 1
-    found += _between_gradients(world, body)
+    states += _between_gradients(world, body)
     twin = _twin(world)
     set_rng_state(generator)
     used(body, twin, twin.x)
-    found.append(twin.state())
+    states.append(twin.state())
     set_rng_state(generator)
-    return found
+    return states
 
 
 class _InZeroGrad(Stopping):
@@ -369,16 +369,16 @@ class _InZeroGrad(Stopping):
 
 def _between_gradients(world: World, body: str) -> list[Any]:
     """States in which some of the gradients are gone."""
-    found, over = list[Any](), False
+    states, over = list[Any](), False
     while world.optimizer is not None and not over:
         twin, generator = _twin(world), rng_state()
-        stopping = _InZeroGrad(len(found) + 1, Stopped, lines=True)
+        stopping = _InZeroGrad(len(states) + 1, Stopped, lines=True)
         with contextlib.suppress(Stopped), stopping:
             used(body, twin, twin.x)
         set_rng_state(generator)
-        over = stopping.count <= len(found)
-        found.append(twin.state())
-    return found
+        over = stopping.count <= len(states)
+        states.append(twin.state())
+    return states
 
 
 _prefixes: dict[tuple[str, int], list[Any]] = {}
@@ -407,8 +407,8 @@ def stopped_program(
             result = used(body, f, world.x)
     except error:
         outcome.came_out = True
-    except BaseException as other:  # noqa: BLE001 - which is what is looked for
-        outcome.wrong.append(f"another exception: {other!r}")
+    except BaseException as unexpected:  # noqa: BLE001 - any other exception is what this looks for
+        outcome.wrong.append(f"another exception: {unexpected!r}")
     outcome.where, outcome.events = stopping.where, stopping.count
     left = world.state()
     if left not in allowed or (not outcome.came_out and left != allowed[-1]):
@@ -426,8 +426,8 @@ def stopped_program(
         expected = bits(used(body, eager, eager.x))
         there = rng_state()
         set_rng_state(generator)
-        found = bits(used(body, f, world.x))
-        if found != expected or world.state() != eager.state():
+        after = bits(used(body, f, world.x))
+        if after != expected or world.state() != eager.state():
             outcome.wrong.append(f"call {number} later differs")
             break
         set_rng_state(there)
@@ -443,17 +443,17 @@ def points(body: str, call: int, *, lines: bool) -> int:
 
 def points_in(body: str, call: int, functions: Collection[str]) -> list[int]:
     """The events of a call that are lines of these functions, by their qualified names."""
-    found: list[int] = []
+    points: list[int] = []
 
     class Listing(Stopping):
         @override
         def _count(self, frame: types.FrameType) -> None:
             super()._count(frame)
             if frame.f_code.co_qualname in functions:
-                found.append(self.count)
+                points.append(self.count)
 
     stopped_program(body, call, -1, Stopped, lines=True, kind=Listing)
-    return found
+    return points
 
 
 ERRORS: tuple[type[BaseException], ...] = (Stopped, KeyboardInterrupt, MemoryError, RuntimeError, TypeError)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command with nothing of this checkout or its tests in its environment, and without an index of packages."""
+    """Run a command without this checkout in its environment, and without an index of packages."""
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" and name[:8] != "CAPTURE_"}
     return subprocess.run(
         list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False, timeout=600,
@@ -21,7 +21,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 
 
 def hook(name: str, out: Path, source: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What pip and build ask of setuptools."""
+    """Call one of setuptools' build hooks, as pip and build do."""
     code = f"import sys; from setuptools import build_meta; build_meta.{name}(sys.argv[1])"
     return run(sys.executable, "-c", code, out, cwd=source, **environment)
 
@@ -35,5 +35,6 @@ def new_environment(folder: Path, wheel: Path) -> Path:
     installed = run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel, cwd=folder)
     assert installed.returncode == 0, installed.stderr
     (packages,) = there.glob("lib/python*/site-packages")
-    (packages / "others.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")  # no .pth files of those
+    # ``.pth`` files in these folders are not read
+    (packages / "others.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
     return python

@@ -17,14 +17,14 @@ from tests.support.device import DEVICE
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Inference, no plans on disk, no marks and no tree of another test."""
+    """No gradients, no plans on disk, no marks and no tree of another test."""
     thread_trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield
 
 
 def bits(value: Any) -> Any:
-    """All that makes two results equal bit for bit."""
+    """A result as a value that equals another one's where the two are equal bit for bit."""
     if isinstance(value, (tuple, list)):
         return type(value), [bits(member) for member in value]
     if not isinstance(value, Tensor):
@@ -37,7 +37,7 @@ def bits(value: Any) -> Any:
 def check_same(
     captured: Callable[..., Any], eager: Callable[..., Any], *args: Any, times: int = 4, **kwargs: Any
 ) -> None:
-    """Several calls agree with eager."""
+    """Check that several calls give eager's values."""
     for _ in range(times):
         assert bits(captured(*args, **kwargs)) == bits(eager(*args, **kwargs))
 

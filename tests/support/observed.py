@@ -21,14 +21,14 @@ from tests.support.device import DEVICE
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Inference, no plans on disk, no marks and no tree of another test."""
+    """No gradients, no plans on disk, no marks and no tree of another test."""
     thread_trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield
 
 
 def bits(value: Any) -> Any:
-    """All that makes two results equal bit for bit."""
+    """A result as a value that equals another one's where the two are equal bit for bit."""
     if isinstance(value, (tuple, list)):
         return type(value), [bits(member) for member in value]
     if isinstance(value, dict):

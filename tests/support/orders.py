@@ -1,4 +1,4 @@
-"""Orders that dependencies allow."""
+"""Random orders of nodes that dependencies allow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def some_order(size: int, edges: Iterable[tuple[int, int]], chosen: random.Rando
         before[then].add(first)
     left, order = set(range(size)), list[int]()
     while left:
-        one = chosen.choice([one for one in sorted(left) if not before[one] & left])
-        left.remove(one)
-        order.append(one)
+        node = chosen.choice([node for node in sorted(left) if not before[node] & left])
+        left.remove(node)
+        order.append(node)
     return order

@@ -1,14 +1,13 @@
 """Code blocks of the README and of ``docs/``: what they are, and what they print when they run.
 
-A page's Python blocks share one namespace and run in order. A block of text right after one is what it prints. The line
-before a block may say more, in a comment that readers of the page do not see:
+A page's Python blocks share one namespace and run in order. A block of text right after one is what it prints. A
+comment in the line before a block, which readers of the page do not see, may say how it runs:
 
-``<!-- not run: why -->``          nobody can run it here
-``<!-- needs cuda -->``            runs where there is a GPU
-``<!-- needs peft, transformers -->``  runs where these modules are, as in ``make test-world``
-``<!-- raises SomeError -->``      ends with that error, whose message counts as printed
+``<!-- not run: why -->``          nobody can run it here ``<!-- needs cuda -->``            runs where there is a GPU
+``<!-- needs peft, transformers -->``  runs where these modules are, as in ``make test-world`` ``<!-- raises SomeError
+-->``      ends with that error, whose message counts as printed
 
-What a page takes for granted (``model``, ``loader``) is made by ``tests/documentation/setup/<page>.py``.
+Names that a page uses and does not define (``model``, ``loader``) are made by ``tests/documentation/setup/<page>.py``.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Block:
 
     @property
     def is_code(self) -> bool:
-        """Somebody can run it."""
+        """Whether the block is Python that can be run somewhere."""
         return self.language == "python" and not self.directive.startswith("not run")
 
     @property
@@ -65,7 +64,7 @@ def _is_installed(module: str) -> bool:
 
 def blocks(page: Path) -> list[Block]:
     """All fenced blocks, a block of text with the Python block right before it that prints it."""
-    found: list[Block] = []
+    read: list[Block] = []
     lines = page.read_text(encoding="utf-8").splitlines()
     at, last_end = 0, -1
     while at < len(lines):
@@ -77,16 +76,16 @@ def blocks(page: Path) -> list[Block]:
         language = lines[at].removeprefix("```").strip()
         said = _DIRECTIVE.fullmatch(lines[at - 1].strip()) if at else None
         between = [line for line in lines[last_end + 1 : at] if line.strip()]
-        follows = bool(found) and found[-1].is_code and len(between) <= 1 and said is None
+        follows = bool(read) and read[-1].is_code and len(between) <= 1 and said is None
         if language == "text" and follows:
-            before = found.pop()
-            found.append(
+            before = read.pop()
+            read.append(
                 Block(language="python", text=before.text, line=before.line, directive=before.directive, printed=text)
             )
         else:
-            found.append(Block(language=language, text=text, line=at + 2, directive=said[1] if said else ""))
+            read.append(Block(language=language, text=text, line=at + 2, directive=said[1] if said else ""))
         at, last_end = end + 1, end
-    return found
+    return read
 
 
 def run(page: Path) -> Iterator[tuple[Block, str]]:
@@ -108,17 +107,17 @@ def _printed(block: Block, page: Path, scope: dict[str, Any]) -> str:
 
     def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
         if issubclass(category, CaptureWarning) or not block.directive.startswith("needs "):
-            print(message, file=out)  # what other libraries have to say is none of the page's business
+            print(message, file=out)  # blocks that need other libraries show none of their warnings
 
     error = block.directive.removeprefix("raises ") if block.directive.startswith("raises ") else ""
     with contextlib.redirect_stdout(out), warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = show
         try:
-            known = set(scope)
+            before = set(scope)
             exec(code, scope)  # noqa: S102 - a block of our own pages
-            for name in scope.keys() - known:
-                if name.startswith("test_"):  # an example of a test is one
+            for name in scope.keys() - before:
+                if name.startswith("test_"):  # a page's example of a test runs as a test
                     scope[name]()
         except Exception as raised:
             if type(raised).__name__ != error:
@@ -133,14 +132,14 @@ def comparable(text: str) -> list[str]:
     """Lines, without what differs between machines: numbers with a decimal point, paths, the width of columns."""
     text = re.sub(r"\([^()\s]*?([\w.-]+):\d+\)", "(file)", text)
     text = re.sub(r"\d+\.\d+", "#", text)
-    # Tests measure no calls, as a busy machine would drop recordings (``CAPTURE_DROP_SLOW``); a user's program does.
+    # Under tests calls are not timed (``CAPTURE_DROP_SLOW``), as a busy machine would drop recordings; a user's are.
     text = re.sub(r", \d+ measured", "", text)
     text = re.sub(r"\d{2,}(?= replay(?:s|ed)\b)|\d+(?= timed\b|\s+%)", "##", text)
     return [re.sub(r"\s+", " ", line).strip() for line in text.strip().splitlines()]
 
 
 def says(page: str, printed: str) -> bool:
-    """Whether a page tells what was printed. ``...`` stands for anything, on a line of its own for any lines."""
+    """Whether a page shows what was printed. ``...`` stands for anything, on a line of its own for any lines."""
     pattern = ""
     for line in comparable(page):
         pattern += "(?:.*\n)*" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + "\n"

@@ -16,14 +16,15 @@ import pytest
 
 
 def part_of(names: Iterable[str], part: str) -> set[str]:
-    """Dealt out like cards, so that shards of one test, which take alike long, go to different parts.
+    """The names in one part. They are dealt in turn, so that shards of one test, which take equally long, are in
+    different parts.
 
     Raises ``ValueError`` for what is no part.
     """
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
-    if found is None or int(found[1]) > int(found[2]):
+    parsed = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
+    if parsed is None or int(parsed[1]) > int(parsed[2]):
         raise ValueError(f"--part {part}: K/N is expected, such as 1/3")
-    return set(sorted(names)[int(found[1]) - 1 :: int(found[2])])
+    return set(sorted(names)[int(parsed[1]) - 1 :: int(parsed[2])])
 
 
 class Markable(Protocol):
@@ -38,8 +39,8 @@ class Markable(Protocol):
 def mark_dealt(items: Iterable[Markable]) -> None:
     """Mark as slow what ``one_in`` leaves out.
 
-    At least one case of each test is quick. Which ones is drawn, alike in all processes: every n-th would have the same
-    value of a parameter with n values each time.
+    At least one case of each test is quick. The choice is random and the same in all processes: taking every n-th case
+    would take the same value of a parameter with n values each time.
     """
     cases: dict[str, list[Markable]] = {}
     share: dict[str, int] = {}

@@ -18,12 +18,12 @@ from capture.plan_cache import store
 from capture.runtime.captured import Captured
 
 Body = Callable[..., torch.Tensor]
-_alive: list[Body] = []  # a function takes its plans along
+_alive: list[Body] = []  # kept alive, as plans go with their function
 
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """The cache of one test."""
+    """The folder of plans of one test."""
     path = tmp_path / "plans"
     with config.patch(cache=True, cache_dir=path), torch.no_grad():
         yield path
@@ -39,13 +39,13 @@ def described(x: torch.Tensor, other: object) -> torch.Tensor:
     return (x + 1) * 2 - x
 
 
-def run(body: Body, *others: Any, num_calls: int = 3, **options: Any) -> Captured:
+def run(body: Body, *arguments: Any, num_calls: int = 3, **options: Any) -> Captured:
     """Capture the body anew, as a new process would, and call it a few times; each result has to be right."""
     function = capture(body, **options)
     _alive.append(function)
     for count in range(num_calls):
         x = torch.arange(6.0).view(2, 3) - count
-        assert torch.equal(function(x, *others), body(x, *others))
+        assert torch.equal(function(x, *arguments), body(x, *arguments))
     (state,) = captured_states(function)
     return state
 
@@ -76,7 +76,7 @@ def assert_loaded(state: Captured) -> None:
 
 
 def assert_stale(state: Captured, word: str) -> None:
-    """Named, looked at again, and the result was right (``run`` saw to that)."""
+    """Check that the stale plan was named and the body watched again; ``run`` has compared the results."""
     (reason,) = details(state, "plan-stale")
     assert word in reason
     assert (state.log.counters.observations, state.log.counters.plans_loaded) == (1, 0)

@@ -70,7 +70,7 @@ def _server() -> subprocess.Popen[bytes]:
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    """Ends the helper and what it has forked."""
+    """End the helper and the processes that it forked."""
     _server.cache_clear()
     if server.poll() is None:
         os.killpg(server.pid, signal.SIGKILL)

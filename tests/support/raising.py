@@ -10,7 +10,7 @@ class Trouble(Exception):
 
 
 class Trigger:
-    """What the caller of a net knows: which calls fail, which one this is, and how often the body has run."""
+    """Counts calls, says which ones fail, and knows how often the body has run."""
 
     def __init__(self, fail_on: set[int]) -> None:
         self.fail_on = fail_on
@@ -20,19 +20,19 @@ class Trigger:
 
     @property
     def runs(self) -> list[str]:
-        """One for each run of the body."""
+        """One note for each run of the body."""
         return self.noted.all()
 
     def begin(self) -> None:
-        """One more call."""
+        """Count a call."""
         self.calls += 1
         self.due[:] = [None] * (self.calls in self.fail_on)
 
 
 class Gate:
-    """Raises where it is due. It asks by a builtin method, and notes that it ran in memory of C's: no Python state that
-    a guard or a snapshot sees, so the calls that do not fail are replayed. An engine may run the body more than once in
-    a call."""
+    """Raises in calls that have to fail. It asks by a builtin method and notes its runs in memory of C, so that no
+    guard or snapshot sees Python state, and calls that do not fail are replayed. An engine may run the body more than
+    once in a call."""
 
     def __init__(self, trigger: Trigger, error: BaseException) -> None:
         self.is_due = trigger.due.__len__
@@ -46,7 +46,7 @@ class Gate:
 
 
 class OpenGate:
-    """Raises where the caller says so in an attribute, which the body reads."""
+    """Raises where an attribute says so, which the caller sets and the body reads."""
 
     def __init__(self) -> None:
         self.is_shut = False

@@ -1,4 +1,4 @@
-"""Processes of one process group for tests: started together, and not outliving their time.
+"""Two processes of one process group for a test, which are started together and killed after a time.
 
 Under gloo on the CPU, or under NCCL with a GPU for each.
 """
@@ -24,17 +24,17 @@ def _run(work: Callable[..., Any], rank: int, path: str, results: Any, device: s
     if device == "cuda":
         torch.cuda.set_device(rank)
         torch.set_default_device(torch.device(device, rank))
-    warnings.simplefilter("ignore", FutureWarning)  # torch's own, about names it is going to change
+    warnings.simplefilter("ignore", FutureWarning)  # torch's warnings about its own names
     os.environ["STORE"] = f"{path}/store"
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{path}/store", rank=rank, world_size=2)
     try:
         with config.patch(cache=False):
-            found = work(rank)
-        gc.collect()  # what still has a collective keeps threads, which abort the process at exit
+            value = work(rank)
+        gc.collect()  # objects with a pending collective keep threads, which abort the process at exit
         if dist.is_initialized():
             dist.destroy_process_group()
-        results.put((rank, found, None))
+        results.put((rank, value, None))
     except BaseException:
         results.put((rank, None, traceback.format_exc()))
         raise
@@ -43,32 +43,33 @@ def _run(work: Callable[..., Any], rank: int, path: str, results: Any, device: s
 def two_ranks(
     work: Callable[..., Any], path: Path, *, seconds: float = 60, may_die: tuple[int, ...] = (), device: str = "cpu"
 ) -> list[Any]:
-    """What ``work(rank)`` gave in two processes, whose tensors are on ``device``; None for one that died and may.
+    """The results of ``work(rank)`` in two processes, whose tensors are on ``device``; None for one of ``may_die`` that
+    died.
 
-    Raises ``AssertionError`` where one raised, died, or is not done in time: then it hangs, and all are killed.
+    Raises ``AssertionError`` where one raised, died, or was not done in time; both are killed in the end.
     """
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     started = [context.Process(target=_run, args=(work, rank, str(path), results, device)) for rank in range(2)]
-    for one in started:
-        one.start()
+    for process in started:
+        process.start()
     try:
-        for one in started:
-            one.join(seconds)
-        late = [rank for rank, one in enumerate(started) if one.is_alive()]
+        for process in started:
+            process.join(seconds)
+        late = [rank for rank, process in enumerate(started) if process.is_alive()]
     finally:
-        for one in started:
-            if one.is_alive():
-                one.kill()
-                one.join()
-    found: list[Any] = [None, None]
+        for process in started:
+            if process.is_alive():
+                process.kill()
+                process.join()
+    values: list[Any] = [None, None]
     while not results.empty():
         rank, value, error = results.get()
         assert error is None, f"rank {rank}\n{error}"
-        found[rank] = value
+        values[rank] = value
     assert not late, f"ranks {late} hang"
-    assert all(one.exitcode == 0 for rank, one in enumerate(started) if rank not in may_die)
-    return found
+    assert all(process.exitcode == 0 for rank, process in enumerate(started) if rank not in may_die)
+    return values
 
 
 def said(caught: list[warnings.WarningMessage]) -> list[str]:

@@ -40,11 +40,11 @@ _LOCALS = 72 if sys.version_info < (3, 14) else 80
 _TAGS = 3 if sys.version_info >= (3, 14) else 0  # bits of a reference that are no part of the address
 _ENDING = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
            "JUMP_BACKWARD_NO_INTERRUPT", "INTERPRETER_EXIT"}  # fmt: skip
-"""The next instruction does not follow."""
+"""After these the next instruction is not the one that runs."""
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8
 _CONTAINERS = (list, dict, set, collections.deque)
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
-_WHOLE = {  # how far below the top of the stack lies what is looked into
+_WHOLE = {  # the depths below the top of the stack of the objects that are read
     "BINARY_SUBSCR": (1,), "GET_ITER": (0,), "CONTAINS_OP": (0,), "COMPARE_OP": (0, 1), "UNPACK_SEQUENCE": (0,),
     "LIST_EXTEND": (0,), "SET_UPDATE": (0,), "DICT_UPDATE": (0,), "DICT_MERGE": (0,), "UNPACK_EX": (0,),
     "GET_LEN": (0,), "MATCH_KEYS": (1,), "CALL_FUNCTION_EX": (0, 1),
@@ -64,7 +64,7 @@ class Covered:
     """``id`` of what the body itself changes: effects are another matter."""
 
     def add(self, guard: Guard) -> None:
-        """Add what one guard looks at."""
+        """Add what one guard covers."""
         holder, expected = guard.source.holder, guard.expected
         match guard.kind:
             case "members":
@@ -76,7 +76,7 @@ class Covered:
                 self.whole.add(id(holder))
                 if isinstance(holder, dict):
                     self._name(holder, [name for name in holder if isinstance(name, str)])
-            case "length":  # beside all of its names
+            case "length":  # with the length, guards on all names
                 self.whole.add(id(holder))
             case "empty":
                 self.whole.update(map(id, holder))
@@ -84,7 +84,7 @@ class Covered:
                 self.place(guard.source)
 
     def place(self, source: Source) -> None:
-        """One place is looked at."""
+        """Add one place."""
         if source.kind == "closure":
             self.whole.add(id(source.holder))
         elif source.kind == "slot":
@@ -108,19 +108,19 @@ class Covered:
 
 
 def covered_by(states: Iterable[Captured]) -> Covered:
-    """All that recordings of these functions look at."""
-    found = Covered()
+    """All that guards of these functions' recordings cover."""
+    covered = Covered()
     for state in states:
         for entry in state.entries():
             for node in entry.nodes:
                 for guard in node.guard.guards():
-                    found.add(guard)
-    return found
+                    covered.add(guard)
+    return covered
 
 
 @define(eq=False)
 class Tracer:
-    """Notes reads that nothing tells of."""
+    """Notes reads that no guard covers."""
 
     covered: Covered
     outside: dict[int, Any]
@@ -129,19 +129,19 @@ class Tracer:
     unguarded: list[str] = field(factory=list)
 
     def follows(self, frame: types.FrameType) -> bool:
-        """Its code is a user's."""
+        """Whether this frame's code is a user's."""
         package = package_of(frame.f_globals.get("__name__"))
         return package != "capture" and not is_library(package)
 
     def look(self, frame: types.FrameType, at: int) -> None:
-        """The instruction there is about to run."""
+        """Look at the instruction at this offset, before it runs."""
         one = _instructions(frame.f_code).get(at)
         if one is not None:
             for what in self._missed(frame, one):
                 self.unguarded.append(f"{frame.f_code.co_qualname}:{frame.f_lineno} {one.opname}: {what}")
 
     def frame(self, frame: types.FrameType, event: str, _: Any) -> Any:
-        """For ``sys.settrace``."""
+        """A trace function for ``sys.settrace``."""
         frame.f_trace_opcodes = True
         return self._step if self.follows(frame) else None
 
@@ -150,12 +150,14 @@ class Tracer:
             self.look(frame, frame.f_lasti)
         return self._step
 
-    def _missed(self, frame: types.FrameType, one: dis.Instruction) -> Iterator[str]:
-        stacked = functools.partial(_stacked, frame, _top(frame, one.offset))
-        name = "BINARY_SUBSCR" if one.opname == "BINARY_OP" and "[]" in one.argrepr else one.opname
-        yield from self._by_name(frame, one)
+    def _missed(self, frame: types.FrameType, instruction: dis.Instruction) -> Iterator[str]:
+        stacked = functools.partial(_stacked, frame, _top(frame, instruction.offset))
+        name = (
+            "BINARY_SUBSCR" if instruction.opname == "BINARY_OP" and "[]" in instruction.argrepr else instruction.opname
+        )
+        yield from self._by_name(frame, instruction)
         if name in _ATTRIBUTES:
-            yield from self._attribute(stacked(0), one.argval)
+            yield from self._attribute(stacked(0), instruction.argval)
         elif name == "BINARY_SUBSCR" and isinstance(stacked(0), str):
             yield from self._item(stacked(1), stacked(0))
         elif name == "CONTAINS_OP" and isinstance(stacked(1), str):
@@ -164,7 +166,7 @@ class Tracer:
             for depth in _WHOLE[name]:
                 yield from self._container(stacked(depth))
         elif name == "CALL":
-            yield from self._call(stacked, one.arg or 0)
+            yield from self._call(stacked, instruction.arg or 0)
 
     def _by_name(self, frame: types.FrameType, one: dis.Instruction) -> Iterator[str]:
         if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -195,30 +197,30 @@ class Tracer:
             if id(cell) not in self.covered.whole | self.covered.written:
                 yield f"cell {one.argval}"
 
-    def _attribute(self, found: Any, name: str) -> Iterator[str]:
-        kind = type(found)
-        if found is _NOTHING or isinstance(found, (torch.Tensor, torch.Size, torch.dtype, torch.device)):
+    def _attribute(self, holder: Any, name: str) -> Iterator[str]:
+        kind = type(holder)
+        if holder is _NOTHING or isinstance(holder, (torch.Tensor, torch.Size, torch.dtype, torch.device)):
             return
         if kind is super:
-            yield from self._classes(found.__self_class__.__mro__, name)
+            yield from self._classes(holder.__self_class__.__mro__, name)
             return
-        if id(found) not in self.outside or package_of(kind.__module__) in CLOSED:
+        if id(holder) not in self.outside or package_of(kind.__module__) in CLOSED:
             return
-        if isinstance(found, types.ModuleType):
-            switch = is_library(package_of(found.__name__)) and name not in vars(found)  # part of the key
-            if package_of(found.__name__) not in CLOSED and not switch:
-                yield from self._name(vars(found), name, f"{found.__name__}.{name}")
+        if isinstance(holder, types.ModuleType):
+            switch = is_library(package_of(holder.__name__)) and name not in vars(holder)  # part of the key
+            if package_of(holder.__name__) not in CLOSED and not switch:
+                yield from self._name(vars(holder), name, f"{holder.__name__}.{name}")
             return
-        if isinstance(found, type):
-            yield from self._classes(found.__mro__, name)
-        own = _dict_of(found)
-        if own is not None and not isinstance(found, type):
+        if isinstance(holder, type):
+            yield from self._classes(holder.__mro__, name)
+        own = _dict_of(holder)
+        if own is not None and not isinstance(holder, type):
             yield from self._name(own, name, f"{name} of a {kind.__qualname__}")
         yield from self._classes(kind.__mro__, name)
-        for one in kind.__mro__:
-            if isinstance(one.__dict__.get(name), types.MemberDescriptorType) and one.__flags__ & _HEAP:
+        for base in kind.__mro__:
+            if isinstance(base.__dict__.get(name), types.MemberDescriptorType) and base.__flags__ & _HEAP:
                 self.reads += 1
-                if (id(found), name) not in self.covered.slots and id(found) not in self.covered.written:
+                if (id(holder), name) not in self.covered.slots and id(holder) not in self.covered.written:
                     yield f"slot {name} of a {kind.__qualname__}"
 
     def _classes(self, classes: Iterable[type], name: str) -> Iterator[str]:
@@ -241,7 +243,7 @@ class Tracer:
             yield from self._container(found)
 
     def _call(self, stacked: Callable[[int], Any], count: int) -> Iterator[str]:
-        """C code may look into what it is given."""
+        """Reads that a call makes: C code may look into its arguments."""
         stack = [stacked(depth) for depth in range(count + 2)]
         if any(isinstance(one, (types.BuiltinFunctionType, types.MethodDescriptorType)) for one in stack[count:]):
             for one in stack[:count]:
@@ -304,20 +306,20 @@ def _cells_of(frame: types.FrameType) -> dict[str, Any]:
 def _heights(code: types.CodeType) -> dict[int, int]:
     """By offset of an instruction: how high the stack is before it. What is reached by exceptions alone is left out."""
     instructions = list(dis.get_instructions(code))
-    following = {one.offset: other.offset for one, other in itertools.pairwise(instructions)}
+    following = {step.offset: following_step.offset for step, following_step in itertools.pairwise(instructions)}
     by_offset = {instruction.offset: instruction for instruction in instructions}
-    found: dict[int, int] = {}
+    heights: dict[int, int] = {}
     todo = [(0, 0)]
     while todo:
         at, height = todo.pop()
-        if at in found or at not in by_offset:
+        if at in heights or at not in by_offset:
             continue
-        found[at], one = height, by_offset[at]
-        if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
-            todo.append((one.argval, height + dis.stack_effect(one.opcode, one.arg, jump=True)))
-        if one.opname not in _ENDING and at in following:
-            todo.append((following[at], height + dis.stack_effect(one.opcode, one.arg, jump=False)))
-    return found
+        heights[at], step = height, by_offset[at]
+        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
+            todo.append((step.argval, height + dis.stack_effect(step.opcode, step.arg, jump=True)))
+        if step.opname not in _ENDING and at in following:
+            todo.append((following[at], height + dis.stack_effect(step.opcode, step.arg, jump=False)))
+    return heights
 
 
 @functools.lru_cache(maxsize=4096)
@@ -326,7 +328,7 @@ def _instructions(code: types.CodeType) -> dict[int, dis.Instruction]:
 
 
 def _outside() -> dict[int, Any]:
-    """All objects that there are, but for plain values: the collector does not know dicts of such."""
+    """All objects by ``id``, except plain values. The collector does not list dicts of plain values: they are added."""
     with all_objects():
         gc.collect()
         kept = gc.get_objects()
@@ -380,4 +382,4 @@ def _monitored(tracer: Tracer) -> Iterator[None]:
         monitoring.set_events(monitoring.DEBUGGER_ID, 0)
         monitoring.register_callback(monitoring.DEBUGGER_ID, event, None)
         monitoring.free_tool_id(monitoring.DEBUGGER_ID)
-        monitoring.restart_events()  # what was switched off is so no more
+        monitoring.restart_events()  # events that were switched off come again

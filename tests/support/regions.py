@@ -38,13 +38,14 @@ def bits(value: Any) -> Any:
 
 
 def kept(value: Any) -> Any:
-    """A tensor, or None, apart from its graph."""
+    """A detached copy of a tensor, or None."""
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def assert_same_sums(one: Sequence[Any], other: Sequence[Any]) -> None:
-    """Of passes through gradients: bit for bit on a CPU. On a device, eager itself repeats them only where its thread
-    there has made as many nodes before: autograd goes by their numbers, and each thread counts for itself."""
+    """Compare results of a backward pass through gradients: bit for bit on a CPU. On a GPU eager itself adds in the
+    same order only where autograd's thread made as many nodes before: it orders by their numbers, which each thread
+    counts."""
     if DEVICE.type == "cpu":
         assert [*map(bits, one)] == [*map(bits, other)]
     for mine, theirs in zip(one, other, strict=True):
@@ -52,7 +53,7 @@ def assert_same_sums(one: Sequence[Any], other: Sequence[Any]) -> None:
 
 
 class Block(nn.Module):
-    """Something of everything: norms, an activation, attention-like products, dropout, a skip connection."""
+    """A block with norms, an activation, products as in attention, dropout and a skip connection."""
 
     def __init__(self, width: int = 6, drop: float = 0.0) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ def twins(make: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 def forward_and_back(model: Any, number: int) -> Tensor:
-    """The first region alone, and its backward pass."""
+    """Run the first region and its backward pass."""
     model.zero_grad()
     y: Tensor = model.m[0](inputs(number))
     y.square().mean().backward()
@@ -90,18 +91,18 @@ def both(program: Program, mine: Any, theirs: Any, steps: int = STEPS) -> None:
     """Run ``program(model, number)`` with each twin, step by step from the same seeds, and compare all it gives, all
     parameters and their gradients."""
     for number in range(steps):
-        found = []
-        for one, enabled in ((theirs, False), (mine, True)):
+        seen = []
+        for model, enabled in ((theirs, False), (mine, True)):
             torch.manual_seed(number)
             with config.patch(enabled=enabled):
-                result = program(one, number)
-            state = [(bits(p), bits(p.grad)) for p in one.parameters()]
-            state += [bits(b) for b in one.buffers()]
-            found.append([[bits(r) for r in result] if isinstance(result, (tuple, list)) else bits(result), state])
+                result = program(model, number)
+            state = [(bits(p), bits(p.grad)) for p in model.parameters()]
+            state += [bits(b) for b in model.buffers()]
+            seen.append([[bits(r) for r in result] if isinstance(result, (tuple, list)) else bits(result), state])
         names = [name for name, _ in (*mine.named_parameters(), *mine.named_buffers())]
-        wrong = [name for name, a, b in zip(names, found[0][1], found[1][1], strict=True) if a != b]
+        wrong = [name for name, a, b in zip(names, seen[0][1], seen[1][1], strict=True) if a != b]
         assert not wrong, f"step {number}"
-        assert found[0] == found[1], f"step {number}"
+        assert seen[0] == seen[1], f"step {number}"
 
 
 def inputs(number: int, *shape: int) -> Tensor:
@@ -110,7 +111,7 @@ def inputs(number: int, *shape: int) -> Tensor:
 
 
 class Wrapped(nn.Module):
-    """Holds modules whose use is up to the test; ``f`` is captured in one twin alone."""
+    """Holds modules that a test uses as it likes; ``f`` is captured in one of the twins."""
 
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__()
@@ -130,7 +131,8 @@ def replayed(mine: Any, least: int = 1) -> None:
 
 
 class Several(nn.Module):
-    """Outputs in a structure: two that need gradients, the same one twice, an integer one, Python values."""
+    """A module with a structure of outputs: two with gradients, one of them twice, one of integers, and Python
+    values."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,16 +50,17 @@ def times(name: str) -> int:
 
 
 def noted(values: Iterable[Value], used: list[Value]) -> Callable[[], Value]:
-    """Gives one value a call and notes it. A builtin method, so that no watch takes it for a side effect.
+    """A function that gives the next value in each call and notes it in ``used``. It is a builtin method, which a
+    watched run does not take for a side effect.
 
-    The last one used is what the result of a call was made with: a run that came to nothing may have used one before.
+    The last noted value is the one behind the call's result: an undone run may have used one before.
     """
-    told, given = itertools.tee(values)  # all in C: code that runs is looked at
+    told, given = itertools.tee(values)  # all in C, as Python code that runs would be guarded
     return map(operator.itemgetter(1), zip(map(used.append, told), given, strict=False)).__next__
 
 
 def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What the body itself returns, not counted."""
+    """The result of the body itself. This run is not counted by ``times``."""
     count = len(_ran.all())
     result = function.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
     _ran.keep(count)
@@ -77,7 +78,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same(actual: Any, expected: Any) -> None:
-    """Equal structure, metadata and bits."""
+    """Check that structure, metadata and bits are equal."""
     if isinstance(expected, torch.Tensor):
         assert isinstance(actual, torch.Tensor)
         assert (actual.dtype, actual.shape, actual.stride()) == (expected.dtype, expected.shape, expected.stride())
@@ -85,8 +86,8 @@ def same(actual: Any, expected: Any) -> None:
     elif isinstance(expected, (tuple, list)):
         assert type(actual) is type(expected)
         assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            same(one, other)
+        for member, expected_member in zip(actual, expected, strict=True):
+            same(member, expected_member)
     else:
         assert type(actual) is type(expected)
         assert actual == expected
@@ -99,7 +100,7 @@ def warned(match: str, *, most: int = 1) -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CaptureWarning)
         yield messages
-    messages.extend(str(one.message) for one in caught)
+    messages.extend(str(warning.message) for warning in caught)
     assert 1 <= len(messages) <= most, messages
     assert match in messages[0]
 
@@ -111,7 +112,8 @@ def counts(function: Any) -> tuple[int, int, int, int]:
 
 
 def followed(function: Any, moves: int) -> None:
-    """Static tensors moved in ``moves`` calls: the recording was bound anew each time; or there are more recordings."""
+    """Check what ``moves`` calls with moved static tensors led to: rebinds, or where the engine has none, more
+    recordings."""
     now = recordings(function)
     assert now.rebinds == moves if REBINDS else now.rebinds <= moves
     assert now.recordings == 1 if REBINDS else 2 <= now.recordings <= moves + 1
@@ -145,8 +147,8 @@ def total() -> int:
 
 
 def taken() -> set[Block]:
-    """Blocks that the pool will not give away now. Where nothing is taken between recordings: what the next one takes
-    first, the blocks of live outputs."""
+    """Blocks that the pool will not give away now. An engine that takes none between recordings gives the blocks of
+    live outputs, which the next recording takes first."""
     pool = tree().pool
     if isinstance(pool, Arena):
         return pool.live_blocks()
@@ -155,7 +157,8 @@ def taken() -> set[Block]:
 
 
 def copies_in(node: Node) -> int:
-    """Inputs that each call may have elsewhere: copied before it runs, or read there by a tape."""
+    """The number of inputs whose address may differ in each call: they are copied first, or a tape reads them in
+    place."""
     if isinstance(node.recording, Tape):
         steps = node.recording.copies_in
         return sum(step.function == "copy_" for step in steps) + len(node.recording._direct)
@@ -164,7 +167,7 @@ def copies_in(node: Node) -> int:
 
 
 def copies_back(node: Node) -> int:
-    """Inputs that a recording copies to the caller's tensors after it ran."""
+    """The number of inputs that a recording copies back to the caller's tensors."""
     if isinstance(node.recording, Tape):
         return sum(step.function == "copy_" for step in node.recording.copies_out)
     staging = node.recording._input_copies.staging  # type: ignore[union-attr] # a CUDA recording
@@ -181,5 +184,5 @@ def results(node: Node) -> OutputPlan:
 
 
 def any_live(node: Node) -> bool:
-    """Some output of the recording is still used."""
+    """Whether an output of the recording is still alive."""
     return any(held is not None and held() is not None for held in node.live)

@@ -40,7 +40,7 @@ def where(line: int = 88, code: str = "y = self.attend(x, kv)", function: str = 
 
 
 def tensor(*shape: int, dtype: str = "f16", device: str = "cuda:0") -> TensorInfo:
-    """Contiguous, two bytes an element."""
+    """A contiguous tensor with two bytes an element."""
     stride = tuple(math.prod(shape[index + 1 :]) for index in range(len(shape)))
     return TensorInfo(dtype=dtype, shape=shape, stride=stride, device=device, nbytes=2 * math.prod(shape))
 

@@ -1,4 +1,4 @@
-"""What is shown in a terminal."""
+"""Output as a terminal shows it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 
 
 def printed_by_rich(shown: Any) -> str:
-    """As text of a wide terminal without colours."""
+    """What ``rich`` prints for a value in a wide terminal without colours."""
     out = io.StringIO()
     Console(file=out, width=200, force_terminal=False).print(shown)
     return out.getvalue()

@@ -146,7 +146,7 @@ def gradients_step(t: Trainer, x: Tensor, y: Tensor) -> Tensor:
 
 
 def flat_step(t: Trainer, x: Tensor, y: Tensor) -> Tensor:
-    """Gradients are views of one tensor, as those are that ``fully_shard`` reduces together."""
+    """A step whose gradients are views of one tensor, as those that ``fully_shard`` reduces together."""
     t.optimizer.zero_grad()
     parameters = list(t.model.parameters())
     loss = F.mse_loss(t.model(x), y)
@@ -176,7 +176,7 @@ def pair(body: Body, optimizer: Any = "sgd momentum", **options: Any) -> tuple[T
 
 
 def run(mine: Trainer, step: Step, theirs: Trainer, eager: Step, data: list[Batch], *, marks: bool = False) -> None:
-    """Both, step by step, from the same seeds; everything is equal after each."""
+    """Run both step by step from the same seeds, and compare everything after each step."""
     for number, (x, y) in enumerate(data):
         if marks:
             mark_step_begin()
@@ -184,7 +184,7 @@ def run(mine: Trainer, step: Step, theirs: Trainer, eager: Step, data: list[Batc
         with config.patch(enabled=False):
             right = eager(x, y)
         torch.manual_seed(number)
-        found = step(x, y)
-        for one, other in zip(*(v if isinstance(v, tuple) else (v,) for v in (found, right)), strict=True):
-            assert bits(one) == bits(other), f"step {number}: {one} instead of {other}"
+        result = step(x, y)
+        for mine_part, right_part in zip(*(v if isinstance(v, tuple) else (v,) for v in (result, right)), strict=True):
+            assert bits(mine_part) == bits(right_part), f"step {number}: {mine_part} instead of {right_part}"
         assert mine.values() == theirs.values(), f"step {number}"

@@ -1,4 +1,4 @@
-"""Notes in memory of C's, which no watch looks at: what a body notes here is no side effect."""
+"""Notes in memory of the C library, so that a watched run does not see a side effect where a body notes something."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Notes:
         self._append(self._memory, f"{text};".encode())
 
     def all(self) -> list[str]:
-        """All so far."""
+        """All texts so far."""
         return ctypes.string_at(self._memory).decode().split(";")[:-1]
 
     def clear(self) -> None:
-        """Forget them."""
+        """Forget all texts."""
         ctypes.memset(self._memory, 0, 1)
 
     def keep(self, count: int) -> None:
@@ -38,7 +38,7 @@ class Notes:
 
 
 class Hidden:
-    """Objects that are kept alive by a count of references alone."""
+    """Objects that are kept alive by their reference count alone: no Python object refers to them."""
 
     def __init__(self) -> None:
         self._notes, self._hold = Notes(), _python.Py_IncRef

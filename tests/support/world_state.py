@@ -1,4 +1,4 @@
-"""All that Python state is made of, as values that two worlds can be compared by."""
+"""Python state as plain values, by which two worlds are compared."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _OF_MODULES = ("_parameters", "_buffers", "_modules", "_forward_hooks")
 
 
 def digest(value: Any, seen: dict[int, int] | None = None) -> Any:
-    """What the value is, with all that is reached from it; an object that comes again by its number."""
+    """A value and all that can be reached from it; an object that comes again is given by its number."""
     seen = {} if seen is None else seen
     if value is None or type(value) in _PLAIN:
         return repr(value)
     if id(value) in seen:
         return "again", seen[id(value)]
     seen[id(value)] = len(seen)
-    found = _special(value, seen)
-    return found if found is not NotImplemented else _members(value, seen)
+    special = _special(value, seen)
+    return special if special is not NotImplemented else _members(value, seen)
 
 
 def _special(value: Any, seen: dict[int, int]) -> Any:
-    """Of what keeps its state elsewhere than in attributes and items."""
+    """The digest of kinds that keep state elsewhere than in attributes and items, else ``NotImplemented``."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         numbers = value.detach().cpu().contiguous().view(-1).tolist()
-        left = {name: digest(one, seen) for name, one in vars(value).items()}
+        left = {name: digest(attribute, seen) for name, attribute in vars(value).items()}
         grad = digest(value.grad, seen) if value.is_leaf else None
         return kind.__name__, value.dtype, tuple(value.shape), value.stride(), numbers, value.requires_grad, grad, left
     if isinstance(value, np.ndarray):
@@ -50,9 +50,9 @@ def _special(value: Any, seen: dict[int, int]) -> Any:
         return str(value.bit_generator.state)
     if kind is queue.SimpleQueue:
         held = [value.get() for _ in range(value.qsize())]
-        for one in held:
-            value.put(one)
-        return [digest(one, seen) for one in held]
+        for queued in held:
+            value.put(queued)
+        return [digest(queued, seen) for queued in held]
     if hasattr(value, "getvalue"):
         return value.getvalue()
     if isinstance(value, types.GeneratorType):
@@ -64,12 +64,13 @@ def _special(value: Any, seen: dict[int, int]) -> Any:
     if kind is contextvars.ContextVar:
         return digest(value.get(), seen)
     if isinstance(value, functools._lru_cache_wrapper):
-        return value.cache_info().misses, value.cache_info().currsize  # how often it was asked is no state
+        return value.cache_info().misses, value.cache_info().currsize  # hits are left out, as replays ask less often
     return NotImplemented
 
 
 def _next_of(value: Any) -> Any:
-    """What an iterator gives next. From Python 3.14 on those of ``itertools`` cannot be copied: it is taken."""
+    """What an iterator gives next, from a copy. From Python 3.14 on ``itertools`` cannot be copied: the item is
+    taken."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
@@ -81,16 +82,16 @@ def _next_of(value: Any) -> Any:
 def _members(value: Any, seen: dict[int, int]) -> Any:
     kind: Any = type(value)
     if isinstance(value, weakref.WeakKeyDictionary):
-        return [digest(one, seen) for one in value.values()]
+        return [digest(held, seen) for held in value.values()]
     if isinstance(value, weakref.WeakValueDictionary):
-        return [(name, digest(one, seen)) for name, one in value.items()]
+        return [(name, digest(held, seen)) for name, held in value.items()]
     if isinstance(value, (type, types.ModuleType)):
-        names = {name: one for name, one in vars(value).items() if not name.startswith("__") and not callable(one)}
+        names = {name: held for name, held in vars(value).items() if not name.startswith("__") and not callable(held)}
         own = isinstance(value, type) or "user" in value.__name__
         more = digest(kind, seen) if kind not in (type, types.ModuleType) else None
-        return value.__name__, {name: digest(one, seen) for name, one in names.items()} if own else None, more
+        return value.__name__, {name: digest(held, seen) for name, held in names.items()} if own else None, more
     if isinstance(value, types.FunctionType):
-        cells = [digest(one.cell_contents, seen) for one in value.__closure__ or ()]
+        cells = [digest(held.cell_contents, seen) for held in value.__closure__ or ()]
         return value.__name__, digest(value.__defaults__, seen), digest(vars(value), seen), cells
     if isinstance(value, functools.partial):
         return digest((value.func, value.args, value.keywords), seen)
@@ -100,24 +101,26 @@ def _members(value: Any, seen: dict[int, int]) -> Any:
         return kind.__name__, digest(value.args, seen)
     items: Any = None
     if isinstance(value, (list, tuple, deque)):
-        items = [digest(one, seen) for one in value]
+        items = [digest(held, seen) for held in value]
     elif isinstance(value, dict):
-        items = [(digest(name, {}), digest(one, seen)) for name, one in value.items()]
+        items = [(digest(name, {}), digest(held, seen)) for name, held in value.items()]
     elif isinstance(value, (set, frozenset)):
-        members = sorted(value, key=lambda one: repr(digest(one, {})))  # a set's own order follows from addresses
+        members = sorted(value, key=lambda held: repr(digest(held, {})))  # the order of a set depends on addresses
         items = [repr(digest(member, seen)) for member in members]
     return kind.__name__, items, _attributes(value, seen)
 
 
 def _attributes(value: Any, seen: dict[int, int]) -> dict[str, Any]:
-    """What is in its ``__dict__`` and slots; locks, and what torch keeps in a module, left out."""
-    found = {}
-    for name, one in getattr(value, "__dict__", {}).items():
+    """The contents of ``__dict__`` and slots, without locks and without a module's own tables."""
+    attributes = {}
+    for name, member in getattr(value, "__dict__", {}).items():
         of_torch = isinstance(value, nn.Module) and name.startswith("_") and name not in _OF_MODULES
-        if not of_torch and name != "forward" and type(one).__module__ not in ("threading", "_thread"):
-            found[name] = list(one.values()) and len(one) if name == "_forward_hooks" else digest(one, seen)
+        if not of_torch and name != "forward" and type(member).__module__ not in ("threading", "_thread"):
+            attributes[name] = (
+                list(member.values()) and len(member) if name == "_forward_hooks" else digest(member, seen)
+            )
     for kind in type(value).__mro__:
         for name in kind.__dict__.get("__slots__", ()):
             if not name.startswith("__"):
-                found[name] = digest(getattr(value, name, None), seen)
-    return found
+                attributes[name] = digest(getattr(value, name, None), seen)
+    return attributes

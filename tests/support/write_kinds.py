@@ -1,4 +1,4 @@
-"""Kinds of writes to Python state, as text: each is run in worlds of its own, one eager and one captured.
+"""Kinds of writes to Python state, as source text. Each runs in two worlds, one eager and one captured.
 
 A text is put into a function, a method, a module or a nested module; ``e`` is the object that it can write to, ``y`` a
 tensor that the body made.

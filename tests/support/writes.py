@@ -16,14 +16,14 @@ from tests.support.device import DEVICE
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Inference, no plans on disk, no marks and no tree of another test; dead memory is NaN."""
+    """No gradients, no plans on disk, no marks and no tree of another test; freed memory reads as NaN."""
     thread_trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False, poison=True):
         yield
 
 
 def bits(value: Any) -> Any:
-    """All that makes two results equal bit for bit."""
+    """A result as a value that equals another one's where the two are equal bit for bit."""
     if isinstance(value, (tuple, list)):
         return type(value), [bits(member) for member in value]
     if isinstance(value, dict):
@@ -39,7 +39,7 @@ def x_of(seed: int = 0, *shape: int) -> Tensor:
 
 
 class Cache:
-    """Sets itself up at its first use, as the caches of transformers do."""
+    """An object that makes its tensors at its first use, as caches of transformers do."""
 
     def __init__(self) -> None:
         self.ready = False

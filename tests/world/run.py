@@ -35,9 +35,9 @@ def programs() -> dict[str, Program]:
     from tests.world import programs as package
 
     return {
-        f"{one.name}.{name}": program
-        for one in pkgutil.iter_modules(package.__path__)
-        for name, program in importlib.import_module(f"tests.world.programs.{one.name}").PROGRAMS.items()
+        f"{module.name}.{name}": program
+        for module in pkgutil.iter_modules(package.__path__)
+        for name, program in importlib.import_module(f"tests.world.programs.{module.name}").PROGRAMS.items()
     }
 
 
@@ -63,11 +63,11 @@ def bits(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return "array", str(value.dtype), value.shape, value.strides, value.tobytes()
     if isinstance(value, dict):
-        return {key: bits(one) for key, one in value.items()}
+        return {key: bits(member) for key, member in value.items()}
     if isinstance(value, (list, tuple)):
-        return [bits(one) for one in value]
+        return [bits(member) for member in value]
     if hasattr(value, "__dict__") and not callable(value):
-        return type(value).__name__, {key: bits(one) for key, one in vars(value).items()}
+        return type(value).__name__, {key: bits(member) for key, member in vars(value).items()}
     return repr(value)
 
 
@@ -85,11 +85,11 @@ def _take(step: Callable[[int], Any], number: int) -> tuple[Any, float]:
     torch.manual_seed(number)
     begin = time.process_time()
     try:
-        found = step(number)
+        result = step(number)
     except Exception as error:  # noqa: BLE001 - what both raise is equal, too
         return ("raised", type(error).__name__, str(error)[:300]), time.process_time() - begin
     seconds = time.process_time() - begin
-    return bits(found), seconds
+    return bits(result), seconds
 
 
 def run_one(name: str) -> dict[str, Any]:
@@ -130,18 +130,20 @@ def run_one(name: str) -> dict[str, Any]:
             if time.process_time() - begin > PATIENCE and number >= 2 * FIRST:
                 break
         after = _counted(made)
-        for round_number, (one, other) in enumerate(zip(switches, mine_too, strict=True), 1):
-            one()
-            other()
+        for round_number, (switch, own_switch) in enumerate(zip(switches, mine_too, strict=True), 1):
+            switch()
+            own_switch()
             for at in range(AFTER_SWITCH):
                 compare(STEPS + round_number * AFTER_SWITCH + at, round_number)
     replays, bodies = after[0] - before[0], after[1] - before[1]
-    ours, theirs = (statistics.median(one) for one in zip(*times[len(times) // 2 :], strict=True))
+    ours, theirs = (statistics.median(column) for column in zip(*times[len(times) // 2 :], strict=True))
     result["steps"], result["differs"] = len(times), result["differs"][:3]
     result["replayed"] = round(replays / max(replays + bodies, 1), 3)
     result["time"] = [round(ours / theirs, 2), round((ours - theirs) * 1e6)]
-    found = {str(one.message).partition("\n")[0] for one in told if "Capture" in type(one.message).__name__}
-    result["findings"] = sorted(found)
+    findings = {
+        str(warning.message).partition("\n")[0] for warning in told if "Capture" in type(warning.message).__name__
+    }
+    result["findings"] = sorted(findings)
     return result
 
 
@@ -163,8 +165,8 @@ def _in_process(name: str) -> dict[str, Any]:
     last = ended.stdout.strip().rpartition("\n")[2]
     if ended.returncode or not last.startswith("{"):
         return {"program": name, "equal": False, "differs": [f"exit {ended.returncode}: {ended.stderr[-600:]}"]}
-    found: dict[str, Any] = json.loads(last)
-    return found
+    outcome: dict[str, Any] = json.loads(last)
+    return outcome
 
 
 def main() -> int:
@@ -181,18 +183,19 @@ def main() -> int:
     for name in names():
         if given.names and not any(part in name for part in given.names):
             continue
-        found = _in_process(name)
-        results.append(found)
-        state = "equal" if found["equal"] else "DIFFERS"
-        print(f"{name:44} {state:8} replayed {found.get('replayed', 0):5} time {found.get('time')}", flush=True)
-        raised = [f"both raise {found['raises']}"] if "raises" in found else []
-        for line in (*found["differs"], *raised, *found.get("findings", ())):
+        outcome = _in_process(name)
+        results.append(outcome)
+        state = "equal" if outcome["equal"] else "DIFFERS"
+        print(f"{name:44} {state:8} replayed {outcome.get('replayed', 0):5} time {outcome.get('time')}", flush=True)
+        raised = [f"both raise {outcome['raises']}"] if "raises" in outcome else []
+        for line in (*outcome["differs"], *raised, *outcome.get("findings", ())):
             print(f"    {line}", flush=True)
     if given.results:
-        kept = [{name: one[name] for name in one if name != "time"} for one in results]  # that is of one machine
+        # times are of one machine
+        kept = [{name: done[name] for name in done if name != "time"} for done in results]
         versions = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "programs": kept}
         given.results.write_text(json.dumps(versions, indent=1) + "\n")
-    return int(not all(one["equal"] for one in results))
+    return int(not all(done["equal"] for done in results))
 
 
 if __name__ == "__main__":

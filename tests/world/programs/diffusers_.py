@@ -101,7 +101,7 @@ def euler_whole_step(wrap: Any) -> Any:
     model, scheduler = _unet(), EulerDiscreteScheduler(num_train_timesteps=100)
 
     @wrap
-    def one(latents: Any, t: Any, text: Any) -> Any:
+    def denoise(latents: Any, t: Any, text: Any) -> Any:
         given = scheduler.scale_model_input(torch.cat([latents] * 2), t)
         plain, told = model(given, t, encoder_hidden_states=text).sample.chunk(2)
         return scheduler.step(plain + 5.0 * (told - plain), t, latents).prev_sample
@@ -111,7 +111,7 @@ def euler_whole_step(wrap: Any) -> Any:
         latents, text = torch.randn(1, 4, 8, 8), torch.randn(2, 3, 16)
         with torch.no_grad():
             for t in scheduler.timesteps:
-                latents = one(latents, t, text)
+                latents = denoise(latents, t, text)
         return latents
 
     return step

@@ -231,15 +231,15 @@ def multi_crop(wrap: Any) -> Any:
         large, small = [torch.randn(3, 16, 16) for _ in range(2)], [torch.randn(3, 8, 8) for _ in range(4)]
         with torch.no_grad():
             goal = ((guide([large]) - center) / 0.04).softmax(-1)
-        found = (forward([large, small]) / 0.1).log_softmax(-1)
-        loss = -(goal.repeat(3, 1) * found).sum(-1).mean()
+        scores = (forward([large, small]) / 0.1).log_softmax(-1)
+        loss = -(goal.repeat(3, 1) * scores).sum(-1).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         with torch.no_grad():
             center.mul_(0.9).add_(goal.mean(0), alpha=0.1)
-            for one, other in zip(teacher.parameters(), student.parameters(), strict=True):
-                one.mul_(0.99).add_(other, alpha=0.01)
+            for kept, trained in zip(teacher.parameters(), student.parameters(), strict=True):
+                kept.mul_(0.99).add_(trained, alpha=0.01)
         return loss.detach(), list(student.parameters())
 
     return step

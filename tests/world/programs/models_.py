@@ -325,14 +325,14 @@ def pre_hooked(wrap: Any) -> Any:
 def post_accumulate(wrap: Any) -> Any:
     """An optimizer for each parameter that steps in the backward pass."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-    optimizers = {one: torch.optim.SGD([one], lr=0.05) for one in model.parameters()}
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.05) for parameter in model.parameters()}
 
     def hook(param: Any) -> None:
         optimizers[param].step()
         optimizers[param].zero_grad()
 
-    for one in model.parameters():
-        one.register_post_accumulate_grad_hook(hook)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(hook)
     forward = wrap(model)
 
     def step(_: int) -> Any:

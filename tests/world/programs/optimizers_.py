@@ -247,7 +247,7 @@ def own_optimizer(wrap: Any) -> Any:
 
 def functional_sgd(wrap: Any) -> Any:
     model = _net()
-    params = {name: one.detach().clone() for name, one in model.named_parameters()}
+    params = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     @wrap
     def update(params: Any, x: Any, y: Any) -> Any:
@@ -255,7 +255,7 @@ def functional_sgd(wrap: Any) -> Any:
             return F.cross_entropy(torch.func.functional_call(model, params, (x,)), y)
 
         grads, loss = torch.func.grad_and_value(loss_of)(params)
-        return {name: one - 0.1 * grads[name] for name, one in params.items()}, loss
+        return {name: parameter - 0.1 * grads[name] for name, parameter in params.items()}, loss
 
     state = [params]
 
@@ -268,7 +268,7 @@ def functional_sgd(wrap: Any) -> Any:
 
 def per_sample_gradients(wrap: Any) -> Any:
     model = _net()
-    params = {name: one.detach() for name, one in model.named_parameters()}
+    params = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
     def loss_of(params: Any, x: Any, y: Any) -> Any:
         return F.cross_entropy(torch.func.functional_call(model, params, (x[None],)), y[None])

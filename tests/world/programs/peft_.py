@@ -41,7 +41,7 @@ def lora_forward(wrap: Any) -> Any:
         lambda: model.set_adapter("default"),
         lambda: model.base_model.disable_adapter_layers(),
         lambda: model.base_model.enable_adapter_layers(),
-        lambda: [one.set_scale("default", 3.0) for one in model.modules() if hasattr(one, "set_scale")],
+        lambda: [layer.set_scale("default", 3.0) for layer in model.modules() if hasattr(layer, "set_scale")],
         lambda: model.merge_adapter(),
         lambda: model.unmerge_adapter(),
     ]
@@ -49,7 +49,7 @@ def lora_forward(wrap: Any) -> Any:
 
 def lora_training(wrap: Any) -> Any:
     model = _lora().train()
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.01)
 
     @wrap
     def train(ids: Any) -> Any:
@@ -59,7 +59,10 @@ def lora_training(wrap: Any) -> Any:
         optimizer.zero_grad()
         return loss.detach()
 
-    return lambda _: (train(torch.randint(0, 64, (2, 8))), next(one for one in model.parameters() if one.requires_grad))
+    return lambda _: (
+        train(torch.randint(0, 64, (2, 8))),
+        next(parameter for parameter in model.parameters() if parameter.requires_grad),
+    )
 
 
 def lora_reference(wrap: Any) -> Any:
@@ -118,7 +121,7 @@ def prompt_tuning(wrap: Any) -> Any:
 
 def dora_training(wrap: Any) -> Any:
     model = get_peft_model(_base(), LoraConfig(r=2, target_modules=["q_proj"], use_dora=True, lora_dropout=0.1)).train()
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.01)
     forward = wrap(model)
 
     def step(_: int) -> Any:
@@ -127,7 +130,7 @@ def dora_training(wrap: Any) -> Any:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return loss.detach(), [one for one in model.parameters() if one.requires_grad]
+        return loss.detach(), [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     return step
 

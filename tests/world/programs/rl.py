@@ -89,13 +89,13 @@ def sac(wrap: Any) -> Any:
 
     def step(n: int) -> Any:
         batch = _transitions()
-        found = [update_main(*batch)]
+        losses = [update_main(*batch)]
         if n % 2 == 0:
-            found += [update_actor(batch[0]) for _ in range(2)]
-        for one, other in ((qf1, target1), (qf2, target2)):
-            for param, target in zip(one.parameters(), other.parameters(), strict=True):
+            losses += [update_actor(batch[0]) for _ in range(2)]
+        for net, target_net in ((qf1, target1), (qf2, target2)):
+            for param, target in zip(net.parameters(), target_net.parameters(), strict=True):
                 target.data.copy_(0.005 * param.data + 0.995 * target.data)
-        return found, log_alpha, next(actor.parameters())
+        return losses, log_alpha, next(actor.parameters())
 
     return step
 
@@ -184,8 +184,8 @@ def dqn(wrap: Any) -> Any:
         loss.backward()
         optimizer.step()
         if n % 25 == 0:
-            for target, one in zip(target_network.parameters(), q_network.parameters(), strict=True):
-                target.data.copy_(one.data)
+            for target, learned in zip(target_network.parameters(), q_network.parameters(), strict=True):
+                target.data.copy_(learned.data)
         return loss.detach(), next(q_network.parameters())
 
     return step

@@ -160,7 +160,7 @@ def tensordict_params(wrap: Any) -> Any:
         with torch.no_grad():
             return forward(torch.randn(3, 4))
 
-    return step, [lambda: params.apply_(lambda one: one.mul_(2))]
+    return step, [lambda: params.apply_(lambda parameter: parameter.mul_(2))]
 
 
 def x_decoder(wrap: Any) -> Any:

@@ -93,13 +93,13 @@ def gpt_fast(wrap: Any) -> Any:
 
     def step(_: int) -> Any:
         with torch.no_grad():
-            token, found = _sample(model(torch.randint(0, VOCAB, (1, 4)), torch.arange(4))), []
+            token, tokens = _sample(model(torch.randint(0, VOCAB, (1, 4)), torch.arange(4))), []
             input_pos = torch.tensor([4])
             for _ in range(8):
                 token = decode_one_token(model, token.view(1, -1), input_pos).clone()
                 input_pos += 1
-                found.append(token)
-        return found
+                tokens.append(token)
+        return tokens
 
     return step
 
@@ -112,7 +112,7 @@ def gpt_fast_speculative(wrap: Any) -> Any:
     decode = wrap(lambda model, x, pos: model(x, pos).softmax(-1))
 
     def step(_: int) -> Any:
-        token, at, found = torch.randint(0, VOCAB, (1, 1)), 0, []
+        token, at, tokens = torch.randint(0, VOCAB, (1, 1)), 0, []
         with torch.no_grad():
             while at < 12:
                 drafted = [token]
@@ -122,8 +122,8 @@ def gpt_fast_speculative(wrap: Any) -> Any:
                 probs = decode(target, given, torch.arange(at, at + 3))
                 good = (probs[0].argmax(-1)[:2] == given[0, 1:]).long().cumprod(0).sum().item()
                 token, at = probs[:, good].argmax(-1, keepdim=True), at + int(good) + 1
-                found.append(token)
-        return found
+                tokens.append(token)
+        return tokens
 
     return step
 
@@ -157,7 +157,7 @@ class PagedAttention(nn.Module):
 
     def forward(self, x: Any) -> Any:
         context = get_context()
-        q, k, v = (one.view(-1, HEADS, DIM // HEADS) for one in self.qkv(x).chunk(3, -1))
+        q, k, v = (projected.view(-1, HEADS, DIM // HEADS) for projected in self.qkv(x).chunk(3, -1))
         self.k_cache.index_copy_(0, context.slot_mapping, k)
         self.v_cache.index_copy_(0, context.slot_mapping, v)
         slots = (context.block_tables[:, :, None] * self.size + torch.arange(self.size)).flatten(1)
@@ -194,22 +194,22 @@ class Engine:
             self.sequences.append({"ids": [n % VOCAB], "blocks": [], "until": 5 + n % 9})
         if not self.sequences:
             return None
-        for one in self.sequences:
-            if len(one["ids"]) > len(one["blocks"]) * self.size:
-                one["blocks"].append(self.free.pop(0))
-        last = [len(one["ids"]) - 1 for one in self.sequences]
-        slots = [one["blocks"][at // self.size] * self.size + at % self.size
-                 for one, at in zip(self.sequences, last, strict=True)]  # fmt: skip
-        tables = [[*one["blocks"], 0, 0, 0, 0][:4] for one in self.sequences]
+        for sequence in self.sequences:
+            if len(sequence["ids"]) > len(sequence["blocks"]) * self.size:
+                sequence["blocks"].append(self.free.pop(0))
+        last = [len(sequence["ids"]) - 1 for sequence in self.sequences]
+        slots = [sequence["blocks"][at // self.size] * self.size + at % self.size
+                 for sequence, at in zip(self.sequences, last, strict=True)]  # fmt: skip
+        tables = [[*sequence["blocks"], 0, 0, 0, 0][:4] for sequence in self.sequences]
         set_context(False, torch.tensor(slots), torch.tensor(last) + 1, torch.tensor(tables))
         with torch.inference_mode():
-            tokens = self.run(torch.tensor([one["ids"][-1] for one in self.sequences])).argmax(-1).tolist()
+            tokens = self.run(torch.tensor([sequence["ids"][-1] for sequence in self.sequences])).argmax(-1).tolist()
         set_context()
-        for one, token in zip(self.sequences, tokens, strict=True):
-            one["ids"].append(token)
-        for one in [one for one in self.sequences if len(one["ids"]) >= one["until"]]:
-            self.free += one["blocks"]
-            self.sequences.remove(one)
+        for sequence, token in zip(self.sequences, tokens, strict=True):
+            sequence["ids"].append(token)
+        for sequence in [sequence for sequence in self.sequences if len(sequence["ids"]) >= sequence["until"]]:
+            self.free += sequence["blocks"]
+            self.sequences.remove(sequence)
         return tokens
 
 

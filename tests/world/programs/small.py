@@ -113,14 +113,14 @@ def mamba(wrap: Any) -> Any:
 
 def mamba_decoding(wrap: Any) -> Any:
     model = Mamba(MambaConfig(d_model=8, n_layers=2, d_state=4, expand_factor=2)).eval()
-    one = wrap(model.step)
+    decode = wrap(model.step)
 
     def step(_: int) -> Any:
         caches: Any = [(None, torch.zeros(1, 16, model.config.d_conv - 1)) for _ in range(2)]
         found = []
         with torch.no_grad():
             for _ in range(4):
-                y, caches = one(torch.randn(1, 8), caches)
+                y, caches = decode(torch.randn(1, 8), caches)
                 found.append(y.clone())
         return found
 

@@ -104,7 +104,7 @@ def averaged_weights(wrap: Any) -> Any:
         return (model(x).argmax(1) == y).float().mean().item()
 
     def step(n: int) -> Any:
-        found = train(torch.randn(4, 3, 6, 6), torch.randint(0, 5, (4,)))
+        losses = train(torch.randn(4, 3, 6, 6), torch.randint(0, 5, (4,)))
         scheduler.step()
         if n > 50 and n % 5 == 0:
             swa.update_parameters(model)
@@ -113,7 +113,7 @@ def averaged_weights(wrap: Any) -> Any:
             saved["model"] = copy.deepcopy(model.state_dict())
         if n == 120:
             model.load_state_dict(saved["model"])
-        return found, accuracy, state_of(model, swa, optimizer)
+        return losses, accuracy, state_of(model, swa, optimizer)
 
     return step
 

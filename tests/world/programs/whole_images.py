@@ -214,7 +214,7 @@ def karras(wrap: Any) -> Any:
 def vae(wrap: Any) -> Any:
     """torch's example: a sum of losses that Python keeps, and a line now and then."""
     encoder, mu_head, logvar_head, decoder = mlp(16, 24), nn.Linear(24, 4), nn.Linear(24, 4), mlp(4, 24, 16)
-    params = [p for one in (encoder, mu_head, logvar_head, decoder) for p in one.parameters()]
+    params = [p for part in (encoder, mu_head, logvar_head, decoder) for p in part.parameters()]
     optimizer, stats, lines = optim.Adam(params, lr=1e-3), {"train_loss": 0.0}, []
 
     @wrap
@@ -244,7 +244,7 @@ def dcgan(wrap: Any) -> Any:
     netg = nn.Sequential(nn.ConvTranspose2d(6, 8, 4), nn.BatchNorm2d(8), nn.ReLU(True), nn.Conv2d(8, 1, 1), nn.Tanh())
     netd = nn.Sequential(nn.Conv2d(1, 8, 2, 2), nn.LeakyReLU(0.2, inplace=True), nn.Conv2d(8, 1, 2), nn.Sigmoid())
     criterion, fixed = nn.BCELoss(), torch.randn(4, 6, 1, 1)
-    optim_d, optim_g = (optim.Adam(one.parameters(), lr=2e-4, betas=(0.5, 0.999)) for one in (netd, netg))
+    optim_d, optim_g = (optim.Adam(net.parameters(), lr=2e-4, betas=(0.5, 0.999)) for net in (netd, netg))
 
     @wrap
     def train(real: Any) -> Any:
@@ -282,7 +282,7 @@ def dcgan(wrap: Any) -> Any:
 def wgan_gp(wrap: Any) -> Any:
     """A critic with a penalty of its gradients; the generator learns every fifth time, inside of the step."""
     generator, critic = mlp(4, 24, 8), mlp(8, 24, 1)
-    opt_g, opt_d = (optim.Adam(one.parameters(), lr=1e-3, betas=(0.5, 0.9)) for one in (generator, critic))
+    opt_g, opt_d = (optim.Adam(net.parameters(), lr=1e-3, betas=(0.5, 0.9)) for net in (generator, critic))
 
     @wrap
     def train(real: Any, i: int) -> Any:

@@ -76,12 +76,12 @@ def ppo(wrap: Any) -> Any:
             obs, reward, done = envs.step(action)
             rollout.append((torch.Tensor(obs), torch.tensor(action), logprob, torch.tensor(reward), value))
             log.append((action, logprob.sum().item(), done.sum()))
-        b = [torch.cat(one) for one in zip(*rollout, strict=True)]
+        b = [torch.cat(rows) for rows in zip(*rollout, strict=True)]
         for indices in np.array_split(np.random.RandomState(n).permutation(16), 2):
             mb = torch.from_numpy(indices)
-            found = update(b[0][mb], b[1][mb], b[2][mb], b[3][mb] - b[4][mb], b[3][mb], b[4][mb])
-            log.append(found)
-            if found[-1] > 0.5:
+            losses = update(b[0][mb], b[1][mb], b[2][mb], b[3][mb] - b[4][mb], b[3][mb], b[4][mb])
+            log.append(losses)
+            if losses[-1] > 0.5:
                 break
         return log, np.mean(clipfracs[-2:]), len(clipfracs), envs.log(), state_of(agent, optimizer)
 
@@ -267,7 +267,9 @@ def double_dueling(wrap: Any) -> Any:
         rng = np.random.RandomState(n)
         idx = rng.choice(64, 16, p=probs / probs.sum())
         weights = (64 * probs[idx]) ** -(min(1.0, 0.4 + n * 0.003))
-        new, loss = update(*[one[idx] for one in memory], torch.tensor(weights / weights.max(), dtype=torch.float32))
+        new, loss = update(
+            *[column[idx] for column in memory], torch.tensor(weights / weights.max(), dtype=torch.float32)
+        )
         priorities[idx] = new
         if n % 20 == 0:
             target.load_state_dict(online.state_dict())
@@ -481,7 +483,7 @@ def ppo_lstm(wrap: Any) -> Any:
             _, reward, done = envs.step(action.cpu().numpy())
             rows.append((obs, action, logprob, torch.tensor(reward), st["done"]))
             st["done"] = torch.Tensor(done)
-        b = [torch.cat(one) for one in zip(*rows, strict=True)]
+        b = [torch.cat(column) for column in zip(*rows, strict=True)]
         return b[1], update(b[0], b[1], b[2], b[3], initial, b[4]), st["state"], state_of(agent, optimizer)
 
     return step

@@ -109,7 +109,7 @@ def neural_ode(wrap: Any) -> Any:
 
     @wrap
     def train(y0: Any, true_y: Any) -> Any:
-        y, found = y0, [y0]
+        y, states = y0, [y0]
         for i in range(len(times) - 1):
             h = times[i + 1] - times[i]
             k1 = field(y**3)
@@ -117,8 +117,8 @@ def neural_ode(wrap: Any) -> Any:
             k3 = field((y + h * k2 / 2) ** 3)
             k4 = field((y + h * k3) ** 3)
             y = y + h * (k1 + 2 * k2 + 2 * k3 + k4) / 6
-            found.append(y)
-        loss = torch.mean(torch.abs(torch.stack(found) - true_y))
+            states.append(y)
+        loss = torch.mean(torch.abs(torch.stack(states) - true_y))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -325,10 +325,10 @@ def beam_search(wrap: Any) -> Any:
             grown = []
             for score, words, state in beams:
                 scores, tokens, after = decode(torch.tensor([words[-1]]), state, memory, 3)
-                for one, token in zip(scores[0], tokens[0], strict=True):
-                    grown.append((score + one.item(), [*words, int(token)], after))
-            beams = sorted(grown, key=lambda one: -one[0])[:3]
-        return [one[:2] for one in beams], beams[0][2]
+                for token_score, token in zip(scores[0], tokens[0], strict=True):
+                    grown.append((score + token_score.item(), [*words, int(token)], after))
+            beams = sorted(grown, key=lambda beam: -beam[0])[:3]
+        return [beam[:2] for beam in beams], beams[0][2]
 
     return step
 
