@@ -1,4 +1,4 @@
 """Tests on a CUDA device: values are eager's bit for bit, whatever is recorded and whatever fails.
 
-``CAPTURE_TEST_DEVICE=cpu`` runs what needs no CUDA call of its own on the CPU engine.
+``CAPTURE_TEST_DEVICE=cpu`` runs the tests that make no CUDA call themselves on the CPU engine.
 """

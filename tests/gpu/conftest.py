@@ -16,8 +16,8 @@ from tests.gpu.support import ON_CUDA, forget_runs
 
 @pytest.fixture(autouse=True, scope="package")
 def small_heap() -> Iterator[None]:
-    """Freeze what the imports made, so that collections skip it: one before each recording would take most of the
-    time."""
+    """Freeze the objects that imports made, so that collections skip them: the collection before each recording would
+    take most of the time."""
     gc.collect()
     gc.freeze()
     yield

@@ -1,4 +1,4 @@
-"""Bodies that read and write tensors of a module, one a kind of kernel, and a check that moves those tensors."""
+"""Bodies that read and write tensors of a module, one for each kind of kernel, and a check that moves those tensors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def indices(seed: int, size: int, limit: int) -> Tensor:
 
 
 def permutation(seed: int, size: int) -> Tensor:
-    """The numbers in a random order, each once."""
+    """A random permutation of the numbers below ``limit``."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
@@ -220,14 +220,14 @@ KERNELS: dict[str, Kernel] = {
 
 
 def flat(tensors: Tensors) -> list[tuple[str, int | None, Tensor]]:
-    """Attribute, position in its list, tensor."""
-    found: list[tuple[str, int | None, Tensor]] = []
+    """All tensors of a holder, as attribute, position in its list, and tensor."""
+    places: list[tuple[str, int | None, Tensor]] = []
     for name, value in tensors.items():
         if isinstance(value, list):
-            found += [(name, position, one) for position, one in enumerate(value)]
+            places += [(name, position, tensor) for position, tensor in enumerate(value)]
         else:
-            found.append((name, None, value))
-    return found
+            places.append((name, None, value))
+    return places
 
 
 def state(holder: Holder, names: Tensors) -> list[Tensor]:
@@ -236,7 +236,7 @@ def state(holder: Holder, names: Tensors) -> list[Tensor]:
 
 
 def put(holder: Holder, name: str, position: int | None, tensor: Tensor) -> Tensor:
-    """Hold another tensor; gives the one before."""
+    """Put another tensor in this place; gives the one before."""
     if position is None:
         before: Tensor = getattr(holder, name)
         setattr(holder, name, tensor)
@@ -247,7 +247,7 @@ def put(holder: Holder, name: str, position: int | None, tensor: Tensor) -> Tens
 
 
 def spoil(tensor: Tensor) -> None:
-    """Overwrite this memory, so that what still reads it computes something else."""
+    """Overwrite this memory, so that a kernel that still reads it gives another result."""
     tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
 
 

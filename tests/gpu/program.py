@@ -1,4 +1,5 @@
-"""A program for one allocator setting, run as ``python -m tests.gpu.program``: prints OK if all is eager's."""
+"""A program that runs under one allocator setting, as ``python -m tests.gpu.program``: prints OK if all values are
+eager's."""
 
 from __future__ import annotations
 
@@ -23,22 +24,22 @@ Step = Callable[[int], list[Tensor]]
 
 
 def f(x: Tensor) -> Tensor:
-    """First of the chain."""
+    """The first function of the chain."""
     return torch.tanh(x) * 2
 
 
 def g(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Second of the chain, with two results."""
+    """The second function of the chain, with two results."""
     return x + 1, x.sum(0)
 
 
 def h(x: Tensor) -> Tensor:
-    """A branch, with a draw."""
+    """A branch that draws."""
     return functional.dropout(x, 0.5)
 
 
 def update(x: Tensor, state: Tensor) -> Tensor:
-    """A state in place."""
+    """Writes a state in place."""
     state.mul_(0.5).add_(x)
     return state * 2
 
@@ -52,16 +53,16 @@ def steps(call: Functions, net: nn.Module) -> Step:
         x = rand(8 if i % 4 else 5, 16, seed=i)
         y = call["f"](x)
         z, total = call["g"](y)
-        found = [y[1:], z, total]
+        results = [y[1:], z, total]
         if i % 3 == 0:
-            found.append(call["h"](z))
+            results.append(call["h"](z))
         if i % 5 == 0:
-            found.append(call["f"](z))
-        found.append(net(y))
+            results.append(call["f"](z))
+        results.append(net(y))
         if x.shape[0] == 8:
-            found.append(call["update"](x, state))
-            found.append(state.clone())
-        return found
+            results.append(call["update"](x, state))
+            results.append(state.clone())
+        return results
 
     return step
 
@@ -72,12 +73,12 @@ def run(step: Step) -> list[Tensor]:
     held: list[Tensor] = []
     lately: list[list[Tensor]] = []
     for i in range(STEPS):
-        found = step(i)
-        held.extend(one.clone() for one in found)
+        results = step(i)
+        held.extend(result.clone() for result in results)
         if i % 10 == 7:
-            held.append(found[0])
-        lately.append(found[:2])
-        del lately[:-3], found
+            held.append(results[0])
+        lately.append(results[:2])
+        del lately[:-3], results
     return held
 
 

@@ -91,8 +91,8 @@ def same(actual: Any, expected: Any) -> None:
     elif isinstance(expected, (tuple, list)):
         assert type(actual) is type(expected)
         assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            same(one, other)
+        for member, expected_member in zip(actual, expected, strict=True):
+            same(member, expected_member)
     else:
         assert type(actual) is type(expected)
         assert actual == expected
@@ -133,8 +133,9 @@ def rng_state() -> Tensor:
 
 
 def capturing() -> bool:
-    """The current stream is being captured; what only a recording sees."""
-    return torch.cuda.graphs.is_current_stream_capturing()  # the name that bodies are told no by is another one
+    """Whether the current stream is being captured, which is so only in a recording."""
+    # in bodies ``torch.cuda.is_current_stream_capturing`` answers False
+    return torch.cuda.graphs.is_current_stream_capturing()
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -143,7 +144,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def allocated() -> int:
-    """How many bytes tensors take, after everything dead is gone."""
+    """The bytes that live tensors take, after a collection."""
     gc.collect()
     if not ON_CUDA:
         return 0
@@ -153,7 +154,8 @@ def allocated() -> int:
 
 
 def healthy() -> None:
-    """Draws, generator states and new recordings work. Marks a step: from here on only marks end one."""
+    """Check that draws, generator states and new recordings work. It marks a step, so only marks end steps
+    afterwards."""
     torch.rand(2, device=DEVICE)
     rng_state()
 

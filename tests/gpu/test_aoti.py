@@ -55,7 +55,7 @@ class Cached(nn.Module):
 
 def packed(module: nn.Module, path: Path, *example: Tensor, shapes: Any = None) -> Path:
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's own
+        warnings.simplefilter("ignore")  # warnings of the compiler
         program = torch.export.export(module.to(DEVICE).eval(), example, dynamic_shapes=shapes)
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     return path
@@ -97,21 +97,21 @@ def chain(first: Any, model: Any, second: Any) -> Callable[[Tensor], Tensor]:
 
 
 def test_a_block_in_a_chain_at_three_lengths(block: Path) -> None:
-    """One pool, a recording a length, outputs that are kept keep their values."""
+    """All share one pool, each length has a recording, and kept outputs keep their values."""
     first, model, second = capture(before), capture(load(block)), capture(after)
     ours, theirs = chain(first, model, second), chain(before, load(block), after)
     for i in range(15):
         mark_step_begin()
         x = rand(2, (7, 16, 33)[i % 3], WIDTH, seed=i)
         same(ours(x), theirs(x))
-    assert [counts(one) for one in (first, model, second)] == [(3, 3, 9, 0)] * 3
+    assert [counts(function) for function in (first, model, second)] == [(3, 3, 9, 0)] * 3
     kept = []
     for i in range(6):
         mark_step_begin()
         x = rand(2, (7, 16, 33)[i % 3], WIDTH, seed=i)
         kept.append((ours(x), theirs(x)))
-    for found, expected in kept:
-        same(found, expected)
+    for result, expected in kept:
+        same(result, expected)
     assert recordings(first).pool_bytes == recordings(model).pool_bytes == recordings(second).pool_bytes
     healthy()
 
@@ -156,14 +156,14 @@ def test_a_static_argument_is_written_where_it_is(cached: Path) -> None:
 
 
 def test_the_runner_for_many_threads_is_named_before_a_capture(block: Path) -> None:
-    """The function runs eagerly; the package and the device are as good as before."""
+    """The function runs eagerly with a finding that names the option; package and device go on working."""
     model, plain = load(block, single=False), load(block)
     assert entry_point(model) == "threaded"
     assert entry_point(plain) == "single-threaded"
     captured = capture(model)
     with pytest.warns(CaptureWarning, match="CG806(.|\n)*run_single_threaded=True"):
-        found = captured(rand(2, 16, WIDTH, seed=9))
-    same(found, plain(rand(2, 16, WIDTH, seed=9)))
+        result = captured(rand(2, 16, WIDTH, seed=9))
+    same(result, plain(rand(2, 16, WIDTH, seed=9)))
     for i in range(5):
         mark_step_begin()
         x = rand(2, 16, WIDTH, seed=i)
@@ -174,7 +174,7 @@ def test_the_runner_for_many_threads_is_named_before_a_capture(block: Path) -> N
 
 
 def test_other_constants(block: Path) -> None:
-    """Copied into the package, or kept by the caller at another address: what was recorded is recorded again."""
+    """Other constants, copied into the package or kept by the caller at another address, lead to new recordings."""
     models = load(block), load(block)
     captured = capture(models[0])
     kept = []

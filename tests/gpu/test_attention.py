@@ -1,4 +1,4 @@
-"""Attention with dropout trains by region: what the backward pass draws is what its own forward pass drew."""
+"""Attention with dropout is trained as a region: each backward pass uses the draws of its own forward pass."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Attention(nn.Module):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_attention_is_verified(name: str) -> None:
-    """Seeds lie on the device where a kernel is captured, and on the host where it is not: no difference."""
+    """Captured attention kernels give their seeds on the device, eager ones on the host: verifying must not call that a
+    difference."""
     kernel, dtype = KERNELS[name]
     mine = Attention(kernel).to("cuda", dtype)
     capture(mine, verify="first")
@@ -58,24 +59,27 @@ def test_attention_is_verified(name: str) -> None:
 @pytest.mark.parametrize("drop", [0.0, 0.25])
 @pytest.mark.parametrize("name", ["efficient", "flash", "math"])
 def test_only_graphs_that_draw_are_handed_seeds(name: str, drop: float) -> None:
-    """The operators are the same ones; what the first launch does to the generator tells."""
+    """Attention with and without dropout is the same operator; whether it moves the generator at its first launch
+    tells."""
     kernel, dtype = KERNELS[name]
 
     def body(x: Tensor) -> Tensor:
         with sdpa_kernel(kernel):
             return F.scaled_dot_product_attention(x, x, x, dropout_p=drop)
 
-    captured, other = capture(body), capture(lambda x: x + torch.rand(8, device="cuda"))
+    captured, drawing = capture(body), capture(lambda x: x + torch.rand(8, device="cuda"))
     x = torch.randn(2, 2, 32, 64, device="cuda").to(dtype)
-    found = []
-    for function, second in ((captured, other), (body, lambda x: x + torch.rand(8, device="cuda"))):
+    results = []
+    for function, second in ((captured, drawing), (body, lambda x: x + torch.rand(8, device="cuda"))):
         torch.manual_seed(0)
         with torch.no_grad(), config.patch(cache=False):
-            found.append([one for _ in range(6) for one in (function(x).clone(), second(x[0, 0, 0, :8]).clone())])
-    assert all(map(torch.equal, *found))
+            results.append(
+                [result for _ in range(6) for result in (function(x).clone(), second(x[0, 0, 0, :8]).clone())]
+            )
+    assert all(map(torch.equal, *results))
     nodes = [node for entry in captured_states(captured)[0].entries() for node in entry.nodes]
     recorded = [node.recording for node in nodes if isinstance(node.recording, CudaRecording)]
-    assert [one.draws for one in recorded] == [drop > 0] * len(nodes)
+    assert [recording.draws for recording in recorded] == [drop > 0] * len(nodes)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "two pending"])
@@ -92,16 +96,16 @@ def test_dropout_inside_attention(name: str, late: bool) -> None:
         with torch.enable_grad(), config.patch(cache=False):
             for number in range(8):
                 x = torch.randn(2, 32, 128, device="cuda", dtype=dtype)
-                for one in (theirs, mine):
+                for module in (theirs, mine):
                     torch.manual_seed(number)
-                    one.zero_grad()
-                    losses = [one(x * scale).float().square().mean() for scale in ((1, 2) if late else (1,))]
+                    module.zero_grad()
+                    losses = [module(x * scale).float().square().mean() for scale in ((1, 2) if late else (1,))]
                     for loss in reversed(losses):
                         loss.backward()
-                for p, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+                for p, q in zip(mine.parameters(), theirs.parameters(), strict=True):
                     assert p.grad is not None
-                    assert other.grad is not None
-                    assert torch.equal(p.grad, other.grad), number
+                    assert q.grad is not None
+                    assert torch.equal(p.grad, q.grad), number
     finally:
         torch.use_deterministic_algorithms(before)
     assert recordings(mine).replays >= 6

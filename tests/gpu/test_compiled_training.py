@@ -1,4 +1,4 @@
-"""Training through functions that Inductor compiled: their buffers come from no operator."""
+"""Training through functions that Inductor compiled, whose buffers are made by no operator that torch reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def fresh() -> Iterator[None]:
 
 
 def net() -> nn.Module:
-    """Saved activations, views of them, and matrix products outside of compiled kernels."""
+    """A model whose compiled code saves activations and views of them, and has matrix products outside of its
+    kernels."""
     torch.manual_seed(0)
     layers = [nn.Linear(64, 256), nn.LayerNorm(256), nn.GELU(), nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 64)]
     return nn.Sequential(*layers).to(DEVICE)
@@ -74,17 +75,17 @@ def test_training_is_recorded(kind: str, gradients: Any) -> None:
                 mark_step_begin()
                 losses.append(world.step(x).clone())
             same(*losses)
-            for one, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
-                same(one, other)
-                assert one.grad is not None
-                assert other.grad is not None
-                same(one.grad, other.grad)
+            for mine, its in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+                same(mine, its)
+                assert mine.grad is not None
+                assert its.grad is not None
+                same(mine.grad, its.grad)
     counted = recordings(ours.step if kind == "whole step" else ours.forward)
-    assert counted.replays >= STEPS - 6, (counted, [(one.code, one.what) for one in counted.findings])
+    assert counted.replays >= STEPS - 6, (counted, [(finding.code, finding.what) for finding in counted.findings])
 
 
 class Pieces(nn.Module):
-    """Compiled in several pieces, with operators between them, and with integers among what is saved."""
+    """A model compiled in several pieces, with operators between them, which saves integers too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +111,7 @@ def _in_between(x: Tensor) -> Tensor:
 
 
 def ids_of(seed: int) -> Tensor:
-    """Tokens, none of them twice: the gradients of a token's row would be added up in any order."""
+    """Token ids, each once: the gradients of a row that comes twice would be added in any order."""
     return torch.randperm(256, generator=torch.Generator().manual_seed(seed))[None, :96].to(DEVICE)
 
 
@@ -118,8 +119,8 @@ def ids_of(seed: int) -> Tensor:
 @pytest.mark.parametrize("gradients", ["autograd", "accumulate"])
 @pytest.mark.parametrize("verify", ["off", "first"])
 def test_gradients_that_move(gradients: Any, verify: Any) -> None:
-    """The logits' gradient is a mebibyte and a half: it is read where it is, and compared with eager where it moves
-    first. What the compiled backward pass writes into by then is put back."""
+    """The logits' gradient has 1.5 MiB and is read in place. At its first move the pass is compared with eager, before
+    which memory that the compiled backward pass wrote is restored."""
     torch.manual_seed(0)
     model = Pieces().to(DEVICE)
     compiled: Any = torch.compile(model)
@@ -131,7 +132,10 @@ def test_gradients_that_move(gradients: Any, verify: Any) -> None:
         mark_step_begin()
         logits = call(ids)
         (logits.float().square().mean() * ids.shape[1]).backward()
-        return [logits.detach().clone(), *[one.grad for one in model.parameters() if one.grad is not None]]
+        return [
+            logits.detach().clone(),
+            *[parameter.grad for parameter in model.parameters() if parameter.grad is not None],
+        ]
 
     expected = [step(compiled, ids) for ids in inputs]
     kept = []  # so that the allocator gives other addresses
@@ -141,12 +145,13 @@ def test_gradients_that_move(gradients: Any, verify: Any) -> None:
             kept.append(rand(96, 4096, seed=turn))
             same(step(ours, inputs[turn % 3]), expected[turn % 3])
     counted = recordings(ours)
-    assert counted.replays >= 12, (counted, [(one.code, one.what) for one in counted.findings])
+    assert counted.replays >= 12, (counted, [(finding.code, finding.what) for finding in counted.findings])
 
 
 @needs_cuda
 def test_an_argument_that_several_pending_graphs_have_saved() -> None:
-    """Kernels that no operator tells of may write the argument; that is no write that autograd counts."""
+    """Compiled kernels might write the argument, as nothing tells what they write; autograd must not take that for a
+    write to tensors that pending graphs saved."""
     torch.manual_seed(0)
     model = Pieces().to(DEVICE)
     compiled: Any = torch.compile(model)
@@ -158,11 +163,11 @@ def test_an_argument_that_several_pending_graphs_have_saved() -> None:
         before = model.tokens(ids)
         first, second = call(ids), call(ids)
         (before.sum() + first.square().mean() + second.mean()).backward()
-        return [one.grad.clone() for one in model.parameters() if one.grad is not None]
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
     expected = step(compiled)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         for _ in range(6):
             same(step(ours), expected)
-    assert recordings(ours).replays >= 4, [(one.code, one.what) for one in recordings(ours).findings]
+    assert recordings(ours).replays >= 4, [(finding.code, finding.what) for finding in recordings(ours).findings]

@@ -81,7 +81,7 @@ def test_row_167_convolutions(benchmark: bool, monkeypatch: pytest.MonkeyPatch) 
         x = rand(2, 3, 32 if i % 2 else 48, 32, seed=i)
         wanted = eager(f, x)
         held.append((f(x), wanted))
-        same([one for one, _ in held], [other for _, other in held])
+        same([result for result, _ in held], [expected for _, expected in held])
     healthy()
 
 

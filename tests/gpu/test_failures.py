@@ -112,9 +112,9 @@ def test_refused_bodies_run_once_a_call(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bool", "nonzero", "boolean index"])
 def test_bodies_whose_reads_are_followed_run_once_more_at_most(name: str) -> None:
-    """They are recorded after two watched runs that read the same. A capture executes nothing: where it comes to
-    another value, the body runs once more in that call, and what nobody can see of it (here: memory that C code keeps)
-    happens twice. That is not tried again and again."""
+    """Such bodies are recorded after two watched runs that read the same values. A capture executes nothing: if it
+    meets another value the body runs once more in that call, and effects that the library cannot see (here in memory of
+    C code) happen twice. It does not try that again."""
 
     @capture
     def f(x: Tensor) -> Any:
@@ -177,10 +177,10 @@ ONLY_WHILE_CAPTURING: dict[str, Callable[[Tensor], Any]] = {
 @needs_cuda
 @pytest.mark.parametrize("name", ONLY_WHILE_CAPTURING)
 def test_only_while_capturing(name: str) -> None:
-    """What no watched run shows and only the recording does: the call is eager's, writes happened once.
+    """Trouble that appears only while recording: the call gives eager's result, and writes happen once.
 
-    A body that computes something else while captured ("a write") is refused, or its other branch is what eager would
-    do under a capture; the values are those of a call outside of any capture.
+    A body that computes something else while captured ("a write") is refused, or its branch is the one of eager code
+    under a capture; values are those of a call outside of any capture.
     """
     as_eager(only_then(ONLY_WHILE_CAPTURING[name]), calls=5)
 
@@ -188,7 +188,7 @@ def test_only_while_capturing(name: str) -> None:
 @needs_cuda
 @pytest.mark.parametrize("name", ["exception", "item", "synchronize", "out of memory"])
 def test_failed_recording_among_recordings(name: str) -> None:
-    """A recording that fails in the middle of a step: outputs held before it, and recordings around it, stay right."""
+    """A recording fails in the middle of a step: outputs held from before, and the recordings around it, stay right."""
     trouble = only_then(ONLY_WHILE_CAPTURING[name])
 
     @capture
@@ -220,7 +220,8 @@ def test_failed_recording_among_recordings(name: str) -> None:
 @needs_cuda
 @pytest.mark.parametrize("name", ["exception", "item", "synchronize", "out of memory"])
 def test_failed_recording_of_a_body_that_calls_a_captured_function(name: str) -> None:
-    """The plain call after it records the inner function in the same pool, where nothing of the failure may be left."""
+    """After the failure a call records the inner function in the same pool, in which nothing of the failure may be
+    left."""
     trouble = only_then(ONLY_WHILE_CAPTURING[name])
 
     @capture
@@ -289,15 +290,15 @@ def test_interrupt_while_capturing() -> None:
         x = rand(4, 4, seed=i)
         torch.manual_seed(i)
         try:
-            found: Any = f(x)
+            result: Any = f(x)
         except KeyboardInterrupt:
-            found = None
+            result = None
         assert not capturing()
-        if found is not None:
+        if result is not None:
             torch.manual_seed(i)
-            other = rand(4, 4, seed=i)
-            same(found, twin(other))
-            same((x, state), (other, theirs))
+            twin_input = rand(4, 4, seed=i)
+            same(result, twin(twin_input))
+            same((x, state), (twin_input, theirs))
         state.copy_(theirs)
     healthy()
 

@@ -1,4 +1,4 @@
-"""The recording that follows a watched run: what it does otherwise than that run is found, and nothing is frozen."""
+"""A recording run that does something else than the watched run before it is noticed, and its values are not frozen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 64
 
 
 class Turn:
-    """State in Python that no key sees: the number of runs so far."""
+    """The number of runs so far, in Python state that is in no key."""
 
     def __init__(self) -> None:
         self.runs: list[int] = []
@@ -35,7 +35,7 @@ def other_number(x: Tensor, turn: int, a: Tensor, b: Tensor) -> Tensor:
 
 
 def other_sign(x: Tensor, turn: int, a: Tensor, b: Tensor) -> Tensor:
-    """A zero of another sign, which ``==`` does not tell apart."""
+    """A body with a zero of another sign in every other run; ``==`` finds the two equal."""
     return torch.copysign(x, x.new_ones(()) * (-0.0 if turn % 2 else 0.0)) + a - b
 
 
@@ -45,7 +45,7 @@ def other_operator(x: Tensor, turn: int, a: Tensor, b: Tensor) -> Tensor:
 
 
 def one_less(x: Tensor, turn: int, a: Tensor, b: Tensor) -> Tensor:
-    """The last operator is missing."""
+    """A body whose last operator is missing in every other run."""
     y = x + a
     return y if turn % 2 else y - b
 
@@ -64,8 +64,8 @@ BODIES = [other_number, other_sign, other_operator, one_less, other_output]
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("body", BODIES)
 def test_what_differs_is_not_frozen(body: Callable[..., Any], first: int) -> None:
-    """Each run goes the other way: no call may give what a run before it gave. An eager run gives eager's values, so
-    that each result has to be one of the two, and the function has to give up after some calls."""
+    """Each run takes the other of two ways. Each result has to be one that eager code gives, no call may give an
+    earlier run's, and the function has to give up after some calls."""
     turn, a, b = Turn(), rand(SIZE, seed=1), rand(SIZE, seed=2)
     turn.runs += [1] * first
     f = capture(lambda x: body(x, turn(), a, b))
@@ -81,7 +81,7 @@ def test_what_differs_is_not_frozen(body: Callable[..., Any], first: int) -> Non
 
 @needs_cuda
 def test_memory_that_was_not_used_before() -> None:
-    """The body uses the same operators on another tensor, which nothing that is watched can name."""
+    """The body applies the same operators to another tensor, to which no Python state that is watched leads."""
     turn, hidden = Turn(), [rand(SIZE, seed=1), rand(SIZE, seed=2)]
     pick = dict(enumerate(hidden)).__getitem__
 
@@ -146,14 +146,14 @@ def test_state_moves_between_the_watched_run_and_the_recording() -> None:
 
 
 def hiding() -> Generator[None, Tensor, None]:
-    """Keeps what it is sent where no watch looks."""
+    """Keeps tensors where a watched run does not look."""
     kept: list[Tensor] = []
     while True:
         kept.append((yield))
 
 
 def test_another_run_that_left_a_tensor_behind() -> None:
-    """Memory of the pool that nobody tracks: the pool is given up before the body runs again."""
+    """An undone run left a tensor in the pool that nobody tracks: the pool is given up before the body runs again."""
     turn, hidden = Turn(), hiding()
     next(hidden)
 
@@ -176,7 +176,7 @@ def test_another_run_that_left_a_tensor_behind() -> None:
 @needs_cuda
 def test_many_shapes_follow() -> None:
     """Every recording after the first call of its shape follows; each gives eager's bits."""
-    net = nn.Sequential(*[one for _ in range(4) for one in (nn.Linear(SIZE, SIZE), nn.GELU())])
+    net = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(SIZE, SIZE), nn.GELU())])
     net = net.to(DEVICE).requires_grad_(False)
     f = capture(lambda x: net(x), max_recordings=20)
     for batch in range(1, 9):
@@ -226,5 +226,5 @@ def test_kv_cache_and_chain_follow() -> None:
             x = layer(x)
         for layer in ours:
             y = layer(y)
-        same([y, *(one.cache for one in ours), ours[0].last], [x, *(one.cache for one in plain), plain[0].last])
+        same([y, *(block.cache for block in ours), ours[0].last], [x, *(block.cache for block in plain), plain[0].last])
     healthy()

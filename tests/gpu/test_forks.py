@@ -1,4 +1,4 @@
-"""The child of a process that recorded on a device never touches what is its parent's."""
+"""A forked child never touches its parent's recordings on the device."""
 
 from __future__ import annotations
 

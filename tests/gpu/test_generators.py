@@ -78,7 +78,7 @@ def test_several_generators() -> None:
 @may_fall_back
 @pytest.mark.parametrize("life", ["alternating", "a new one each call", "a new one, the old ones kept"])
 def test_another_generator_object(life: str) -> None:
-    """Another generator object at a call: the draws come from it, and no other moves."""
+    """Calls get different generator objects: each draws from the one it got, and no other advances."""
 
     @capture
     def f(x: Tensor, g: Generator) -> Tensor:
@@ -95,8 +95,8 @@ def test_another_generator_object(life: str) -> None:
         x = rand(4, seed=i)
         same(f(x, ours), eager(f, x, theirs))
         same(ours.get_state(), theirs.get_state())
-        for one, other in kept:
-            same(one.get_state(), other.get_state())
+        for mine, its in kept:
+            same(mine.get_state(), its.get_state())
 
 
 @may_fall_back
@@ -107,13 +107,17 @@ def test_one_generator_under_two_names() -> None:
     def f(x: Tensor, a: Generator, b: Generator) -> Tensor:
         return x + torch.rand(4, generator=a, device=x.device) * torch.rand(4, generator=b, device=x.device)
 
-    one, two = generator(1), generator(2)
-    other, another = generator(1), generator(2)
+    first, second = generator(1), generator(2)
+    twin_first, twin_second = generator(1), generator(2)
     for i in range(10):
         x = rand(4, seed=i)
-        pairs = ((one, one), (other, other)) if i // 2 % 2 == 0 else ((one, two), (other, another))
+        pairs = (
+            ((first, first), (twin_first, twin_first))
+            if i // 2 % 2 == 0
+            else ((first, second), (twin_first, twin_second))
+        )
         same(f(x, *pairs[0]), eager(f, x, *pairs[1]))
-        same([one.get_state(), two.get_state()], [other.get_state(), another.get_state()])
+        same([first.get_state(), second.get_state()], [twin_first.get_state(), twin_second.get_state()])
 
 
 @may_fall_back
@@ -184,7 +188,7 @@ def noisy(seed: int, *, on: bool = True) -> tuple[Callable[[Tensor], Tensor], No
 
 
 def test_a_generator_found_by_a_body_whose_plan_was_cached(tmp_path: Path) -> None:
-    """The plan tells of it, at the first recording and at another place of the step."""
+    """A plan from disk names the generator, for the first recording and for one at another place of the step."""
     before = capture(lambda x: (x - 1) * 3)
     with config.patch(cache=True, cache_dir=tmp_path):
         first = capture(noisy(1)[0])
@@ -206,7 +210,8 @@ def test_a_generator_found_by_a_body_whose_plan_was_cached(tmp_path: Path) -> No
 
 @may_fall_back
 def test_a_cached_plan_that_knows_of_no_draw(tmp_path: Path) -> None:
-    """The body draws after all: seen, and looked at again."""
+    """A plan from disk says that nothing is drawn, but the body draws: that is noticed, and the body is watched
+    again."""
     with config.patch(cache=True, cache_dir=tmp_path):
         first = capture(noisy(1, on=False)[0])
         for i in range(4):

@@ -28,7 +28,7 @@ def mlp() -> nn.Sequential:
 
 
 def accumulated(model: nn.Module, number: int) -> list[Tensor]:
-    """Gradients of three micro-batches, from none on."""
+    """Gradients of three micro-batches, accumulated from None."""
     model.zero_grad(set_to_none=True)
     for part in range(3):
         model(rand(16, 64, seed=10 * number + part)).square().mean().backward()
@@ -38,8 +38,8 @@ def accumulated(model: nn.Module, number: int) -> list[Tensor]:
 
 @needs_cuda
 def test_gradients_accumulate_where_torchs_function_loses_them() -> None:
-    """``.grad`` takes over the buffer that every later backward pass of torch's graph writes into: the sum holds
-    twice the gradients of the last micro-batch, and nothing of those before."""
+    """With torch's function ``.grad`` becomes the buffer into which later backward passes of its graph write: the sum
+    then holds the last micro-batch's gradients twice, and none of the others. Ours adds up all."""
     eager, ours, theirs = mlp(), mlp(), mlp()
     make_graphed_callables(ours, (rand(16, 64),))
     torch.cuda.make_graphed_callables(theirs, (rand(16, 64),))
@@ -47,7 +47,7 @@ def test_gradients_accumulate_where_torchs_function_loses_them() -> None:
         expected = accumulated(eager, number)
         same(accumulated(ours, number), expected)
         wrong = accumulated(theirs, number)
-        assert not all(torch.allclose(one, other) for one, other in zip(wrong, expected, strict=True))
+        assert not all(torch.allclose(grad, right) for grad, right in zip(wrong, expected, strict=True))
 
 
 def test_the_first_call_replays_and_no_trace_is_left() -> None:
@@ -71,11 +71,11 @@ def test_other_shapes_and_late_backward_passes() -> None:
     make_graphed_callables(ours, (rand(16, 64),))
     for number in range(12):
         rows = (16, 8)[number % 2]
-        found = []
-        for one in (ours, theirs):
-            one.zero_grad()
-            losses = [one(rand(rows, 64, seed=10 * number + part)).square().mean() for part in range(3)]
+        grads = []
+        for module in (ours, theirs):
+            module.zero_grad()
+            losses = [module(rand(rows, 64, seed=10 * number + part)).square().mean() for part in range(3)]
             for loss in losses:
                 loss.backward()
-            found.append([p.grad.clone() for p in one.parameters() if p.grad is not None])
-        same(found[0], found[1])
+            grads.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+        same(grads[0], grads[1])

@@ -1,4 +1,4 @@
-"""Inputs in the memory of the host: 0-dim tensors in arithmetic on the device, tensors moved by the body."""
+"""Inputs in host memory: 0-dim tensors in arithmetic on the device, and tensors that the body moves there."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ARITHMETIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_scalar_tensors_of_the_cpu(name: str, dtype: torch.dtype) -> None:
-    """A 0-dim CPU tensor mixed into arithmetic on the device: the value and the rounding of this call."""
+    """A 0-dim CPU tensor in arithmetic on the device: value and rounding are those of this call."""
     body = ARITHMETIC[name]
 
     @capture
@@ -224,7 +224,7 @@ CONSTANTS: dict[str, Callable[[Tensor], Any]] = {
 
 
 def written_later(x: Tensor, constant: Tensor) -> Tensor:
-    """The copy keeps what the constant was."""
+    """A body that copies a constant and writes the constant later: the copy keeps the old values."""
     there = constant.to(x.device, copy=True)
     constant.add_(1)
     return x * there + constant.to(x.device)
@@ -232,7 +232,7 @@ def written_later(x: Tensor, constant: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants_of_the_body_stay_constants(name: str) -> None:
-    """What conversions, copies and views make of a constant is one, too: it is on the device when recorded."""
+    """Conversions, copies and views of a constant are constants, too, and are on the device when recorded."""
     body = CONSTANTS[name]
 
     @capture
@@ -244,7 +244,7 @@ def test_constants_of_the_body_stay_constants(name: str) -> None:
 
 
 def number(i: int) -> list[Tensor]:
-    """Values on the device, and a number on the CPU."""
+    """A tensor on the device and a 0-dim tensor on the CPU."""
     return [rand(4, 3, seed=i), torch.tensor(SCALARS[i], dtype=torch.float64)]
 
 
@@ -277,7 +277,7 @@ def test_numbers_converted_by_the_body(name: str) -> None:
 @may_fall_back
 @pytest.mark.parametrize("way", ["in place", "another"])
 def test_numbers_of_python_state_converted_by_the_body(way: str) -> None:
-    """The body finds the number in Python state by itself."""
+    """The body reads the number from Python state and converts it: the value of this call."""
     scale = {"s": torch.tensor(1.7, dtype=torch.float64)}
 
     @capture
@@ -314,7 +314,7 @@ UNSURE: dict[str, Callable[[Tensor, Tensor], Any]] = {
 @pytest.mark.filterwarnings("ignore:To copy construct")
 @pytest.mark.parametrize("name", UNSURE)
 def test_numbers_that_may_not_be_recorded(name: str) -> None:
-    """Whatever the body does with a number from outside, no call gets the number of another."""
+    """Whatever the body does with a number from outside, no call gets an earlier call's number."""
     body = UNSURE[name]
 
     @capture
@@ -328,7 +328,7 @@ def test_numbers_that_may_not_be_recorded(name: str) -> None:
 @may_fall_back
 @pytest.mark.parametrize("make", [torch.from_numpy, torch.as_tensor, torch.tensor])
 def test_arrays_are_no_constants(make: Callable[[Any], Tensor]) -> None:
-    """An array that the body moves may be written between calls, and nobody is known to own it."""
+    """An array that the body moves to the device may be written between calls by anyone: it is read in each call."""
     table = np.arange(3, dtype=np.float32)
 
     @capture
@@ -345,7 +345,7 @@ def test_arrays_are_no_constants(make: Callable[[Any], Tensor]) -> None:
 @may_fall_back
 @pytest.mark.parametrize("way", ["in place", "another"])
 def test_constants_of_a_graph_that_the_caller_holds(way: str) -> None:
-    """A traced graph's constants are attributes that anyone may write."""
+    """A traced graph's constants are attributes, which the caller may write between calls."""
     graph: Any = make_fx(lambda x: x * torch.tensor(3.0) - torch.tensor(0.25).to(x.device))(rand(4, 3))
     names = [node.target for node in graph.graph.nodes if node.op == "get_attr"]
     assert len(names) == 2
@@ -363,7 +363,8 @@ def test_constants_of_a_graph_that_the_caller_holds(way: str) -> None:
 
 
 class Scaled(nn.Module):
-    """As transformers' models: a constant that is moved, and a Python number that differs between instances."""
+    """A module as in transformers: a constant that is moved to the device, and a Python number that differs by
+    instance."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -378,9 +379,9 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_constants_and_numbers_in_compiled_graphs(grad: bool) -> None:
-    """Dynamo makes an input of a Python number that changed once, a new CPU tensor in every call."""
+    """Dynamo passes a Python number that has changed once as an input: a new CPU tensor in every call."""
     torch.compiler.reset()
-    net, known = Scaled(), set(graphs())
+    net, before = Scaled(), set(graphs())
     compiled = torch.compile(net, backend=backend)
 
     def run(model: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor) -> list[Tensor]:
@@ -394,10 +395,10 @@ def test_constants_and_numbers_in_compiled_graphs(grad: bool) -> None:
         net.eps = eps
         x = rand(4, 3, seed=i)
         same(run(compiled, x), run(net, x))
-    counted = {one.__name__: recordings(one) for one in graphs() if one not in known}
-    numbers = [one for name, one in counted.items() if "backward" not in name and one.replays > 3]
+    counted = {graph.__name__: recordings(graph) for graph in graphs() if graph not in before}
+    numbers = [counts for name, counts in counted.items() if "backward" not in name and counts.replays > 3]
     assert len(numbers) == 1, counted
-    assert not any(one.eager_calls for one in counted.values()), counted
+    assert not any(counts.eager_calls for counts in counted.values()), counted
     torch.compiler.reset()
 
 

@@ -84,7 +84,7 @@ def test_layouts_of_written_inputs(layout: str) -> None:
         expected = eager(f, theirs, y)
         same(f(ours, y), expected)
         same(ours, theirs)
-        whole = [torch.empty(0, device=DEVICE).set_(one.untyped_storage()) for one in (ours, theirs)]
+        whole = [torch.empty(0, device=DEVICE).set_(tensor.untyped_storage()) for tensor in (ours, theirs)]
         same(whole[0], whole[1])
     if layout not in SEVERAL_KEYS:
         assert counts(f) == (1, 1, 4, 0)
@@ -245,7 +245,7 @@ def test_written_inputs_are_copied_back() -> None:
 
     for i in range(6):
         ours = [rand(4, 4, seed=i), rand(4, 4, seed=i + 9), rand(seed=i + 20)]
-        theirs = [one.clone() for one in ours]
+        theirs = [tensor.clone() for tensor in ours]
         whole, turned, value = f(*ours)
         assert whole is ours[0]
         assert storage_of(turned) == storage_of(ours[0])

@@ -1,4 +1,5 @@
-"""Islands on a device: streams, syncs, memory that an island keeps, values that the host has, and errors."""
+"""Islands (functions that run eagerly in every replay) on a GPU: streams, syncs, memory that one keeps, host values and
+errors."""
 
 from __future__ import annotations
 
@@ -69,9 +70,10 @@ def test_what_an_island_waits_for_is_no_read_of_the_body() -> None:
     assert recordings(f).replays >= 5, str(recordings(f))
 
 
-@pytest.mark.filterwarnings("ignore:CG904:capture.CaptureWarning")  # a recording run that is kept is none
+# a recording run whose tensor is kept makes no recording
+@pytest.mark.filterwarnings("ignore:CG904:capture.CaptureWarning")
 def test_what_an_island_keeps_stays_as_it_was() -> None:
-    """In the last calls only, so that it is the memory of a recording: the pool is given up then."""
+    """In its last calls the island keeps a tensor, which is memory of the recording: the pool is given up."""
     kept: list[Tensor] = []
     calls: list[int] = []
 
@@ -91,8 +93,8 @@ def test_what_an_island_keeps_stays_as_it_was() -> None:
         for x in inputs:
             same(f(x), deep(deep(x)))
             calls.append(0)
-    for one, x in zip(kept, inputs[6:], strict=True):
-        same(one, deep(x))
+    for result, x in zip(kept, inputs[6:], strict=True):
+        same(result, deep(x))
 
 
 def test_what_an_island_writes_on_the_host_is_copied_again() -> None:

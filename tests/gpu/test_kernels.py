@@ -50,7 +50,7 @@ extern "C" __global__ void scale(const float* x, const float* w, float* out, int
 
 
 def works(package: str) -> None:
-    """Skip where a package is missing, or does not get on with the NumPy that is installed."""
+    """Skip where a package is missing, or does not work with the installed NumPy."""
     pytest.importorskip(package)
     if package == "numba" and not numba_works():
         pytest.skip("the installed numba does not get on with the installed NumPy")
@@ -58,7 +58,7 @@ def works(package: str) -> None:
 
 @functools.cache
 def numba_works() -> bool:
-    """Asked in a process of its own: a failed import leaves half of the package behind."""
+    """Whether Numba works, tried in another process, as a failed import leaves half of the package behind."""
     code = (
         "import numba.cuda, torch; x = numba.cuda.as_cuda_array(torch.zeros(1, device='cuda')); "
         "numba.cuda.jit(lambda a: None)[1, 1](x)"
@@ -67,7 +67,7 @@ def numba_works() -> bool:
 
 
 class Cell:
-    """A place outside of what a body reads by name."""
+    """Holds a value that no name in the body leads to."""
 
     value: Any = None
 
@@ -166,7 +166,7 @@ class Scaled(nn.Module):
 
 
 def expected(x: Tensor, weight: Tensor) -> Tensor:
-    """Bit for bit: the product is exact, so that there is one rounding with a fused operation and without."""
+    """The expected result, bit for bit: the product is exact, so that a fused operation rounds once, too."""
     return ((x + 1) * 2 + weight) * 3
 
 
@@ -181,14 +181,14 @@ def changing(net: Any, weight_of: Callable[[], nn.Parameter], calls: int = 14) -
         mark_step_begin()
         x = rand(SIZE, seed=i)
         held.append((net(x), expected(x, weight_of())))
-        same([one for one, _ in held], [other for _, other in held])
+        same([result for result, _ in held], [right for _, right in held])
 
 
 @needs_cuda
 @pytest.mark.parametrize("allocate", ["fresh", "buffer"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_foreign_kernels(name: str, allocate: str) -> None:
-    """The kernel's result is that of this call's input and of the weight as it is now."""
+    """The kernel computes with this call's input and the present weight."""
     package, kernel = KERNELS[name]
     works(package)
     net = capture(Scaled(kernel, allocate))
@@ -223,8 +223,8 @@ def test_foreign_kernels_on_an_argument(name: str) -> None:
 @pytest.mark.skipif(triton is None, reason="needs Triton")
 @pytest.mark.parametrize("verify", ["off", "first", "always"])
 def test_sums_that_kernels_write_happen_once(verify: Any) -> None:
-    """A replay that is compared with eager, as it is asked for or as a weight moved, is undone first: in arguments and
-    in state that no operator writes."""
+    """A replay that is compared with eager (asked for, or after a weight moved) is undone first, also in arguments and
+    state that only foreign kernels write."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -245,7 +245,7 @@ def test_sums_that_kernels_write_happen_once(verify: Any) -> None:
         for i in range(12):
             x = rand(SIZE, seed=i)
             if i in (5, 8):
-                net.weight, eager.weight = (one.weight.clone() + i for one in (net, eager))
+                net.weight, eager.weight = (module.weight.clone() + i for module in (net, eager))
             same((run(x, given), given, net.total), (eager(x, wanted), wanted, eager.total))
     assert recordings(run).replays >= 8
     healthy()
@@ -271,14 +271,14 @@ def test_foreign_kernel_first_compiled_while_recording() -> None:
 
     for i in range(5):
         x = rand(SIZE, seed=i)
-        same(f(x), x * 3)  # rounded once, in either type
+        same(f(x), x * 3)  # one rounding in both
     healthy()
 
 
 @needs_cuda
 @pytest.mark.skipif(triton is None, reason="needs Triton")
 def test_state_that_is_another_tensor_in_every_call() -> None:
-    """The kernel might read it, so that it is recorded again: as often as there may be recordings, and no more."""
+    """The kernel might read the state, so each call records again, up to the limit of recordings."""
     kept = []
 
     class Net(nn.Module):
@@ -375,7 +375,7 @@ def test_captured_function_in_a_compiled_one(compiled_before: bool) -> None:
 
 
 def test_operators_written_in_python() -> None:
-    """A custom operator that allocates and writes, with the weight as above: needs no device of a kind."""
+    """A custom operator in Python that allocates and writes, which runs on any device."""
 
     @torch.library.custom_op("gpu_tests::scale", mutates_args=())
     def scale(x: Tensor, w: Tensor) -> Tensor:
@@ -385,7 +385,7 @@ def test_operators_written_in_python() -> None:
     def scale_out(x: Tensor, w: Tensor, out: Tensor) -> None:
         torch.add(x * 2, w, out=out)
 
-    def both(y: Tensor, weight: Tensor, out: Tensor) -> None:
+    def add_and_write(y: Tensor, weight: Tensor, out: Tensor) -> None:
         scale_out(y, weight, out)
         out.add_(scale(y, weight)).sub_(scale(y, weight))
 
@@ -394,7 +394,7 @@ def test_operators_written_in_python() -> None:
         out.add_(y * 2 + weight).sub_(y * 2 + weight)
 
     for allocate in ("fresh", "buffer"):
-        net, twin = capture(Scaled(both, allocate)), Scaled(plain, allocate)
+        net, twin = capture(Scaled(add_and_write, allocate)), Scaled(plain, allocate)
         for i in range(12):
             if i in (4, 8):
                 net.weight.mul_(-1.25)

@@ -1,4 +1,4 @@
-"""Operators with handles and plans of their own, and what failures and recordings leave of the memory."""
+"""Operators of libraries with their own handles and plans, and the memory that failures and recordings leave."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_libraries(name: str) -> None:
 @needs_cuda
 @pytest.mark.parametrize("name", ["sort", "topk", "fft", "one_hot of n", "cumsum", "solve_ex", "bmm", "conv"])
 def test_libraries_are_recorded(name: str) -> None:
-    """The usual ones are recorded."""
+    """The usual operators of libraries are recorded and not run eagerly."""
     assert recordings(as_eager(LIBRARIES[name], calls=4)).replays == 2
 
 
@@ -98,7 +98,7 @@ def test_memory_does_not_grow() -> None:
         for i in range(2):
             try:
                 f(rand(4, 4, seed=i))
-            except Trouble:  # another test's concern
+            except Trouble:  # expected
                 pass
         if number % 2:
             release(f)

@@ -1,4 +1,4 @@
-"""Numbers that are others in each call, in the parameters of kernels: one recording, bit for bit as eager."""
+"""Numbers that change in each call are set in the parameters of kernels: one recording, bit for bit as eager."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 2.0, math.inf, math.nan, 1e-40, 1e30, 1e-3
 @pytest.fixture(autouse=True)
 def _lifts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(CudaBackend, "lifts_numbers", True)
-    with config.patch(poison=False):  # which takes the general way
+    with config.patch(poison=False):  # poisoned memory makes calls take the general way
         yield
 
 
@@ -79,7 +79,7 @@ def test_what_is_computed_or_rounded_stays_in_the_key() -> None:
     ]
     for body in bodies:
         f = capture(body, max_recordings=40)
-        beside(f, body, [abs(one) for one in PLAIN])
+        beside(f, body, [abs(number) for number in PLAIN])
         assert is_lifted(f) == (body is bodies[0] and not ON_CUDA)  # a tape gives it to the operator
 
 
@@ -89,9 +89,9 @@ def test_weights_move_while_a_number_changes() -> None:
     f = capture(lambda x, s: ours(x) * s)
     for call in range(40):
         if call % 6 == 5:
-            for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-                before, fresh = one.data, rand(*other.shape, seed=100 + call)
-                one.data, other.data = fresh.clone(), fresh.clone()
+            for weight, twin_weight in zip(ours.parameters(), theirs.parameters(), strict=True):
+                before, fresh = weight.data, rand(*twin_weight.shape, seed=100 + call)
+                weight.data, twin_weight.data = fresh.clone(), fresh.clone()
                 spoil(before)
         x = rand(16, 7, seed=call)
         same(f(x, 0.1 + 0.017 * call), theirs(x) * (0.1 + 0.017 * call))

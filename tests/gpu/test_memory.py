@@ -1,4 +1,4 @@
-"""Memory of whole training steps: what eager code left is given back, and gradients are not there twice."""
+"""Memory of captured training steps: memory from eager steps before is given back, and gradients exist once."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ def batches() -> Iterator[Tensor]:
 
 
 def most(run: Any) -> tuple[int, list[float]]:
-    """The most bytes that torch had of the device, and losses."""
+    """The most bytes that torch reserved on the device, and the losses."""
     gc.collect()
-    square = capture(lambda x: x @ x)  # eager code and recordings have workspaces of cuBLAS of their own
+    # makes cuBLAS's workspaces for eager code and for recordings, so that both sides have them
+    square = capture(lambda x: x @ x)
     for _ in range(3):
         square(torch.ones(8, 8))
     torch.cuda.empty_cache()
@@ -75,8 +76,8 @@ def test_a_whole_step_takes_eagers_memory() -> None:
     del net
     net = model()
     captured = capture(step_of(net))
-    mine, found = most(captured)
-    assert found == expected
+    mine, loss = most(captured)
+    assert loss == expected
     assert recordings(captured).replays >= 3
     assert mine <= 1.06 * eager, (mine >> 20, eager >> 20)
 
@@ -109,8 +110,8 @@ def test_gradients_come_back_where_the_recording_fails(monkeypatch: pytest.Monke
     for x in batches():
         assert torch.equal(captured(x), eager(x))
         assert all(
-            torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
-            for one, other in zip(mine.parameters(), theirs.parameters(), strict=True)
+            torch.equal(p.grad, q.grad)  # type: ignore[arg-type]
+            for p, q in zip(mine.parameters(), theirs.parameters(), strict=True)
         )
     assert parked
     assert set(parked) == {8}
@@ -119,7 +120,7 @@ def test_gradients_come_back_where_the_recording_fails(monkeypatch: pytest.Monke
 
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_gradients_that_raise_half_way_are_what_they_were() -> None:
-    """The body raises in its recording before it has dropped them."""
+    """The body raises in its recording before it drops the old gradients: they stay."""
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     raises = [False]
@@ -137,11 +138,11 @@ def test_gradients_that_raise_half_way_are_what_they_were() -> None:
     given = list(batches())
     for x in given[:2]:
         captured(x)
-    before = [one.grad.clone() for one in net.parameters() if one.grad is not None]
+    before = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
     raises[0] = True
     with pytest.raises(ValueError, match="on purpose"):
         captured(given[2])
-    assert all(torch.equal(one.grad, old) for one, old in zip(net.parameters(), before, strict=True))  # type: ignore[arg-type]
+    assert all(torch.equal(parameter.grad, old) for parameter, old in zip(net.parameters(), before, strict=True))  # type: ignore[arg-type]
 
 
 def test_gradients_that_somebody_holds_stay() -> None:
@@ -152,10 +153,15 @@ def test_gradients_that_somebody_holds_stay() -> None:
     for number, x in enumerate(batches()):
         mark_step_begin()
         assert torch.equal(captured(x), eager(x))
-        held.append(([one.grad for one in mine.parameters()][: number + 1], [one.grad for one in theirs.parameters()]))
+        held.append(
+            (
+                [parameter.grad for parameter in mine.parameters()][: number + 1],
+                [parameter.grad for parameter in theirs.parameters()],
+            )
+        )
         mine[0].weight.grad, theirs[0].weight.grad = mine[0].weight.grad, theirs[0].weight.grad
-        for ours, others in held:
-            assert all(torch.equal(a, b) for a, b in zip(ours, others, strict=False))
+        for ours, right in held:
+            assert all(torch.equal(a, b) for a, b in zip(ours, right, strict=False))
     assert weights(mine) == weights(theirs)
 
 
@@ -163,13 +169,13 @@ def test_a_warm_up_leaves_gradients_alone() -> None:
     mine = model()
     theirs = copy.deepcopy(mine)
     captured, eager = capture(step_of(mine)), step_of(theirs)
-    first, *others = batches()
+    first, *following = batches()
     assert torch.equal(captured(first), eager(first))
     assert torch.equal(captured(first), eager(first))
-    old = [one.grad.clone() for one in mine.parameters() if one.grad is not None]
+    old = [parameter.grad.clone() for parameter in mine.parameters() if parameter.grad is not None]
     warmup(captured)(first)
-    assert all(torch.equal(one.grad, was) for one, was in zip(mine.parameters(), old, strict=True))  # type: ignore[arg-type]
-    for x in others:
+    assert all(torch.equal(parameter.grad, was) for parameter, was in zip(mine.parameters(), old, strict=True))  # type: ignore[arg-type]
+    for x in following:
         mark_step_begin()
         assert torch.equal(captured(x), eager(x))
     assert weights(mine) == weights(theirs)

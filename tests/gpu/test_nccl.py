@@ -44,14 +44,14 @@ def _made_on_a_side_stream(rank: int) -> list[Any]:
         return made
 
     expected, _, _ = train(rank, wrap, "nothing")
-    found, texts, counts = train(rank, wrap, "step")
-    assert [one.tolist() for one in found] == [one.tolist() for one in expected], counts
+    values, texts, counts = train(rank, wrap, "step")
+    assert [value.tolist() for value in values] == [value.tolist() for value in expected], counts
     assert texts == [], texts
     return counts
 
 
 def test_ddp_made_on_a_side_stream(tmp_path: Path) -> None:
-    """Such a step is recorded with every version of torch."""
+    """A step of such a wrapper is recorded with every supported version of torch."""
     for (counts,) in two_ranks(_made_on_a_side_stream, tmp_path, device="cuda", seconds=120):
         assert counts.replays >= 4, counts
         assert counts.eager_calls == 0, counts
@@ -63,7 +63,8 @@ def test_a_rank_that_falls_out(tmp_path: Path) -> None:
 
 
 def test_a_host_read_between_collectives(tmp_path: Path) -> None:
-    """No rank alone could go back behind a collective, so such a body is not cut there: it is eager, and says that."""
+    """A body that reads a value between collectives is not cut there, as no rank alone could undo a collective: it is
+    eager, with a finding."""
     reads = functools.partial(played, scenes=(reads_between_collectives,))
     two_ranks(reads, tmp_path, device="cuda", seconds=120)
 
@@ -91,7 +92,7 @@ def _scheduled(rank: int) -> list[Any]:
 
 
 def test_an_order_by_data(tmp_path: Path) -> None:
-    """Its kernels may run in another order once that was timed; collectives stay where they are, as a barrier."""
+    """Once the order by data was timed kernels may run in it; collectives act as barriers and stay in their place."""
     for counts in two_ranks(_scheduled, tmp_path, device="cuda", seconds=120):
         assert counts[1] > 60, counts
 
@@ -104,7 +105,7 @@ def _in_growing_segments(rank: int) -> list[Any]:
             x = torch.full((1 << 20,), float(number + rank))
             assert torch.equal(step(x), torch.full((1 << 20,), float(4 * number + 3)))
             del x
-    return [recordings(step).replays, [one.code for one in recordings(step).findings]]
+    return [recordings(step).replays, [finding.code for finding in recordings(step).findings]]
 
 
 def _summed(x: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ def _summed(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("registers", [False, True])
 def test_expandable_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registers: bool) -> None:
-    """NCCL registers what captured collectives use, and cannot where segments grow: replays would hang."""
+    """NCCL registers buffers of captured collectives, which it cannot with expandable segments: replays would hang."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     if registers:
         monkeypatch.delenv("NCCL_GRAPH_REGISTER", raising=False)
@@ -125,8 +126,8 @@ def test_expandable_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, re
 
 
 def _stops_half_way(rank: int) -> list[Any]:
-    """Recordings of a sharded step end early, in the forward pass or in the backward pass: parameters are gathered, and
-    what the backward pass does at its end is due or not."""
+    """Stop recordings of a sharded step in the forward or the backward pass, while parameters are gathered and
+    callbacks at the end of the backward pass are queued or not."""
     launch, codes = GraphRecorder._launch, []
     expected, _, _ = train(rank, sharded, "nothing")
     for stop in (5, 30, 60, 90):
@@ -137,8 +138,8 @@ def _stops_half_way(rank: int) -> list[Any]:
             return launch(recorder, *args)
 
         GraphRecorder._launch = give_up  # type: ignore[method-assign, assignment]
-        found, texts, counts = train(rank, sharded, "step")
-        assert [one.tolist() for one in found] == [one.tolist() for one in expected], (stop, counts)
+        values, texts, counts = train(rank, sharded, "step")
+        assert [value.tolist() for value in values] == [value.tolist() for value in expected], (stop, counts)
         assert counts[0].recordings == 0
         codes.append([text[:5] for text in texts])
     return codes

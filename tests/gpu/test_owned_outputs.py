@@ -1,4 +1,4 @@
-"""Outputs whose memory others have: it stays where it is, and its values stay."""
+"""Outputs whose memory is shared with other libraries or views: memory and values stay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def of(number: int, *shape: int) -> Tensor:
 
 
 class Interface:
-    """Memory as CuPy and Numba know it: an address alone."""
+    """Memory given by its address alone, by ``__cuda_array_interface__``."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.__cuda_array_interface__ = dict(tensor.__cuda_array_interface__)
@@ -45,9 +45,9 @@ def test_what_has_the_memory_keeps_its_values(how: str, marked: bool) -> None:
             else:
                 kept.append(y[1:] if how == "view" else y)
             del y
-            for at, one in enumerate(kept):
-                found = torch.as_tensor(one, device=DEVICE) if how == "interface" else one
-                assert (found == (at + 1) * 2 + 1).all()
+            for at, holder in enumerate(kept):
+                tensor = torch.as_tensor(holder, device=DEVICE) if how == "interface" else holder
+                assert (tensor == (at + 1) * 2 + 1).all()
     assert recordings(captured).recordings <= 2
     assert recordings(captured).eager_calls == 0
 
@@ -79,7 +79,7 @@ def test_a_kept_output_costs_others_at_most_one_recording() -> None:
 
 
 def test_two_pins_of_two_recordings_and_a_third_beside_them() -> None:
-    """The layout that both are taken in is the one that later recordings begin with."""
+    """Later recordings begin with a layout of the pool in which the blocks of both pinned outputs are taken."""
     first, second, third = (capture(lambda x, k=k: torch.tanh(x * k)) for k in (2, 3, 4))
     with torch.no_grad():
         for number in range(3):
@@ -97,11 +97,11 @@ def test_two_pins_of_two_recordings_and_a_third_beside_them() -> None:
             same(second(c), torch.tanh(torch.tanh(of(number) * 2) * 3))
             del c
         same((a, b), (torch.tanh(of(1) * 2), torch.tanh(torch.tanh(of(1) * 2) * 3)))
-    assert all(recordings(one).eager_calls == 0 for one in (first, second, third))
+    assert all(recordings(function).eager_calls == 0 for function in (first, second, third))
 
 
 def test_training_whose_gradients_and_outputs_are_kept() -> None:
-    found = []
+    values = []
     for captures in (False, True):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(33, 16), nn.ReLU(), nn.Linear(16, 1)).to(DEVICE)
@@ -115,8 +115,8 @@ def test_training_whose_gradients_and_outputs_are_kept() -> None:
             grad = net[0].weight.grad
             assert grad is not None
             kept += [out.detach(), from_dlpack(grad)]
-        found.append([one.tolist() for one in kept])
-    assert found[0] == found[1]
+        values.append([tensor.tolist() for tensor in kept])
+    assert values[0] == values[1]
 
 
 def test_memory_of_kept_outputs_is_their_own() -> None:
@@ -128,5 +128,5 @@ def test_memory_of_kept_outputs_is_their_own() -> None:
         before = torch.cuda.memory_allocated(DEVICE)
         kept = [captured(of(number, 1 << 20)) for number in range(50)]
         grown = torch.cuda.memory_allocated(DEVICE) - before
-    assert all((one == 2.0 * (number + 1)).all() for number, one in enumerate(kept))
+    assert all((output == 2.0 * (number + 1)).all() for number, output in enumerate(kept))
     assert grown <= 1.1 * 50 * (4 << 20)

@@ -1,4 +1,5 @@
-"""Tensors of a recording that move: it is patched, bit for bit as eager, or recorded again for a reason."""
+"""Tensors of a recording move: the graph is patched to the new addresses, or recorded again with a reason; values are
+eager's bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.gpu.support import DEVICE, KEPT, ON_CUDA, counts, eager, needs_cuda, 
 pytestmark = [
     needs_gpu,
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
-    pytest.mark.filterwarnings("ignore:Specified kernel cache directory"),  # of torch.fft, on a machine without a home
+    # torch.fft warns so where there is no home folder
+    pytest.mark.filterwarnings("ignore:Specified kernel cache directory"),
 ]
 
 
@@ -29,7 +31,7 @@ def finding(function: Any, code: str) -> list[Any]:
 
 
 def kernel_named(name: str) -> Kernel:
-    """The kernel of this name; skips the test where it cannot run here."""
+    """The kernel of this name. Skips the test where the machine cannot run it."""
     kernel = KERNELS[name]
     if kernel.cuda and not ON_CUDA:
         pytest.skip("a kernel of CUDA's own")
@@ -52,11 +54,11 @@ def test_every_kind_of_kernel_on_bound_arguments(name: str) -> None:
     captured = check_bound(kernel_named(name))
     now, policy = (
         recordings(captured),
-        next(str(one.policy) for one in plans(captured)[0].placeholders if one.path == "x"),
+        next(str(placeholder.policy) for placeholder in plans(captured)[0].placeholders if placeholder.path == "x"),
     )
-    refused = [one for one in now.findings if one.code == "CG109"]
+    refused = [finding for finding in now.findings if finding.code == "CG109"]
     print(f"\nBOUND {name}: {policy}, recordings {now.recordings}, eager {now.eager_calls} "
-          + "; ".join(f"{one.why}" for one in refused[:2]))  # fmt: skip
+          + "; ".join(f"{finding.why}" for finding in refused[:2]))  # fmt: skip
     assert refused or (policy == "bind" and now.recordings == 1 + KEPT and not now.eager_calls)
 
 
@@ -75,7 +77,7 @@ class Block(nn.Module):
 
 
 def swap(block: nn.Module, weights: dict[str, nn.Parameter]) -> None:
-    """Other parameter objects in the same places."""
+    """Put new parameter objects in the same places."""
     for name, parameter in weights.items():
         owner, _, last = name.rpartition(".")
         setattr(block.get_submodule(owner), last, parameter)
@@ -95,7 +97,7 @@ def test_a_thousand_alternating_swaps_are_one_recording() -> None:
     now = recordings(captured)
     assert (now.recordings, now.eager_calls, now.rebinds) == (1, 0, 998)
     assert kinds.count("calibrate") == (1 if ON_CUDA else 0)
-    later = {event.kind for event in now.events}  # the latest of a thousand calls
+    later = {event.kind for event in now.events}  # the log keeps the latest events
     assert "rebind" in later
     assert "calibrate" not in later
 
@@ -141,7 +143,7 @@ class Stack(nn.Module):
 
 def test_all_weights_of_a_small_llama() -> None:
     twins = [Stack(seed) for seed in range(3)]
-    weights = [{name: nn.Parameter(p.detach().clone()) for name, p in one.named_parameters()} for one in twins]
+    weights = [{name: nn.Parameter(p.detach().clone()) for name, p in stack.named_parameters()} for stack in twins]
     model = Stack(0)
     captured = capture(model)
     for i in range(24):
@@ -153,7 +155,7 @@ def test_all_weights_of_a_small_llama() -> None:
 
 
 def test_data_is_replaced() -> None:
-    """The same tensor object lies on other memory."""
+    """``.data`` is set: the same tensor object has other memory."""
     block, twin = Block(1), Block(1)
     captured = capture(block)
     for i in range(10):
@@ -174,10 +176,10 @@ def test_one_tensor_after_another_is_learned() -> None:
     for i in range(12):
         if i > 2:
             name = ["linear.weight", "norm.weight", "linear.bias"][i % 3]
-            for one in (block, twin):
+            for module in (block, twin):
                 owner, _, last = name.rpartition(".")
-                fresh = rand(*one.get_parameter(name).shape, seed=i)
-                setattr(one.get_submodule(owner), last, nn.Parameter(fresh))
+                fresh = rand(*module.get_parameter(name).shape, seed=i)
+                setattr(module.get_submodule(owner), last, nn.Parameter(fresh))
         x = rand(4, 64, seed=i)
         same(captured(x), twin(x))
     assert counts(captured)[1] == 1
@@ -199,7 +201,8 @@ def test_views_inside_larger_storages() -> None:
 
 @pytest.mark.parametrize("shift", [1, 4, 16, 32])
 def test_an_address_with_another_alignment(shift: int) -> None:
-    """Such an address is not bound: vectorised kernels were chosen for the alignment of the first one."""
+    """An address of another alignment is not bound, as vectorised kernels were chosen for the alignment at
+    recording."""
     big = rand(64 * 64 * 3, seed=1)
     holder: Any = Holder(lambda self, x: x @ self.w + self.w.sum(), {"w": big[: 64 * 64].view(64, 64)})
     captured = capture(holder)
@@ -222,7 +225,7 @@ def test_a_moved_tensor_that_another_one_is_a_view_of() -> None:
             if i % 3:
                 holder.base, holder.part = base, base[2:4]
             else:
-                holder.base = base  # the view goes on looking at the old memory
+                holder.base = base  # the view still has the old memory
         x = rand(4, 64, seed=i)
         same(captured(x), x * holder.base.sum(0) + holder.part[0])
 
@@ -262,8 +265,8 @@ def test_static_arguments_that_move() -> None:
 
 @pytest.mark.parametrize("shift", [0, 16])
 def test_a_bound_argument_that_is_state_too(shift: int) -> None:
-    """The argument is aligned otherwise than the recorded one, so that a copy stands in for it, which would hide the
-    write."""
+    """The argument's alignment differs from the recorded one, so it is copied; the copy must not hide that state on the
+    same memory is written."""
     holder, twin = (types.SimpleNamespace(a=rand(32, seed=1)[16:]) for _ in range(2))
 
     @capture(inputs="bind")
@@ -278,11 +281,11 @@ def test_a_bound_argument_that_is_state_too(shift: int) -> None:
     kept = []
     for i in range(12):
         ours, theirs = rand(48, seed=i), rand(48, seed=i)
-        own, other = (ours[:16], theirs[:16]) if i < 8 else (ours[shift:][:16], theirs[shift:][:16])
-        if i > 3:  # it moved before, so that no comparison with eager is due any more
-            holder.a, twin.a = (one[16:32] if i >= 8 else rand(32, seed=i)[16:] for one in (ours, theirs))
-        kept.append((ours, holder.a))  # each call has other addresses
-        same(f(own), plain(other))
+        own, twin_argument = (ours[:16], theirs[:16]) if i < 8 else (ours[shift:][:16], theirs[shift:][:16])
+        if i > 3:  # after the first moves, which are compared with eager
+            holder.a, twin.a = (tensor[16:32] if i >= 8 else rand(32, seed=i)[16:] for tensor in (ours, theirs))
+        kept.append((ours, holder.a))  # kept, so that each call has other addresses
+        same(f(own), plain(twin_argument))
         same(ours, theirs)
     assert counts(f)[1] == 1
     assert bool(counts(f)[3]) == bool(shift), "eager only where the argument is the state"
@@ -309,14 +312,14 @@ def test_a_node_in_the_middle_of_a_chain() -> None:
         x = rand(4, 32, seed=i)
         ours, theirs = x, x
         kept = []
-        for one, net in zip(captured, nets, strict=True):
-            ours, theirs = one(ours), torch.tanh(theirs @ net.weight)
+        for layer, net in zip(captured, nets, strict=True):
+            ours, theirs = layer(ours), torch.tanh(theirs @ net.weight)
             kept.append((ours, theirs))
         for actual, expected in kept:
             same(actual, expected)
         del ours, kept, actual
-    assert [counts(one)[1] for one in captured] == [1, 1, 1, 1]
-    assert [recordings(one).rebinds for one in captured] == [0, 6, 0, 7]
+    assert [counts(layer)[1] for layer in captured] == [1, 1, 1, 1]
+    assert [recordings(layer).rebinds for layer in captured] == [0, 6, 0, 7]
 
 
 def test_one_function_at_several_nodes_of_a_path() -> None:
@@ -337,16 +340,16 @@ def test_one_function_at_several_nodes_of_a_path() -> None:
 
 
 def test_many_recordings_have_grown_the_pool_since() -> None:
-    """A second capture may lay out its memory otherwise than the first."""
+    """The pool has grown since: a second capture may place its memory differently from the first."""
     net = Linear(0)
-    captured, others = capture(net), [capture(lambda x, n=n: (x.repeat(n, 1) * 2).relu() + 1) for n in (1, 30, 5000)]
+    captured, growing = capture(net), [capture(lambda x, n=n: (x.repeat(n, 1) * 2).relu() + 1) for n in (1, 30, 5000)]
     for i in range(12):
         if i > 5:
             net.weight = nn.Parameter(rand(32, 32, seed=10 + i))
         x = rand(4, 32, seed=i)
         same(captured(x), torch.tanh(x @ net.weight))
-        for n, other in zip((1, 30, 5000), others, strict=True):
-            same(other(x), (x.repeat(n, 1) * 2).relu() + 1)
+        for n, grow in zip((1, 30, 5000), growing, strict=True):
+            same(grow(x), (x.repeat(n, 1) * 2).relu() + 1)
     assert counts(captured)[1] == 1
 
 
@@ -389,7 +392,8 @@ def test_replays_on_another_stream() -> None:
 
 @needs_cuda
 def test_a_table_that_lacks_a_word_is_found_and_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pointer that hides where nobody looks: eager's result, a finding with the kernel, and new recordings."""
+    """An address in a parameter block is missing from the table: the call gives eager's result, a finding names the
+    kernel, and it is recorded anew."""
     learn = AddressTable.learn
     monkeypatch.setattr(AddressTable, "learn", lambda self, words: learn(self, words[:1]))
     holder: Any = Holder(lambda self, x: torch.tanh(x @ self.w) + self.w.sum(0), {"w": rand(64, 64)})
@@ -400,9 +404,9 @@ def test_a_table_that_lacks_a_word_is_found_and_not_used_again(monkeypatch: pyte
             spoil(old)
         x = rand(4, 64, seed=i)
         same(captured(x), torch.tanh(x @ holder.w) + holder.w.sum(0))
-    (found,) = finding(captured, "CG109")
-    assert "differs from eager" in found.why
-    assert "(" in found.why
+    (refused,) = finding(captured, "CG109")
+    assert "differs from eager" in refused.why
+    assert "(" in refused.why
     assert sum(event.kind == "calibrate" for event in recordings(captured).events) == 1
     assert counts(captured)[1] > 1
 
@@ -423,12 +427,13 @@ def test_without_the_driver_it_is_recorded_again(monkeypatch: pytest.MonkeyPatch
 
 
 @needs_cuda
-@pytest.mark.filterwarnings("ignore:CG901:capture.CaptureWarning")  # a recording with breaks follows no tensor
+# recordings with breaks are not bound to moved tensors
+@pytest.mark.filterwarnings("ignore:CG901:capture.CaptureWarning")
 @pytest.mark.parametrize("why", ["no driver", "breaks"])
 def test_what_is_refused_without_a_second_capture_costs_no_other_recording(
     why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory of an output that is in use was taken for the capture, and is given back."""
+    """Memory of an output in use, which was taken for the refused capture, is given back."""
     if why == "no driver":
         monkeypatch.setattr(kernel_params, "missing", lambda: "the package cuda-bindings is not installed")
     first, block, twin = capture(lambda x: x * 2), Block(0), Block(0)

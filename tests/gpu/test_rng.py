@@ -31,13 +31,13 @@ pytestmark = needs_gpu
 
 def play(function: Callable[[Tensor], Any], script: str, draw: Callable[[], Tensor]) -> list[Any]:
     """Run a script of calls (c), other draws (d), seeds (0-9), and states saved (s) and put back (b)."""
-    found: list[Any] = []
+    values: list[Any] = []
     saved = rng_state()
     for i, what in enumerate(script):
         if what == "c":
-            found.append(function(rand(3, 4, seed=i)))
+            values.append(function(rand(3, 4, seed=i)))
         elif what == "d":
-            found.append(draw())
+            values.append(draw())
         elif what == "s":
             saved = rng_state()
         elif what == "b":
@@ -46,8 +46,8 @@ def play(function: Callable[[Tensor], Any], script: str, draw: Callable[[], Tens
             torch.manual_seed(int(what))
         else:
             torch.cuda.manual_seed(int(what))
-        found.append(rng_state())
-    return found
+        values.append(rng_state())
+    return values
 
 
 SCRIPTS = ("cccccc", "cdcdcdcdcd", "4cc4cc4cc", "ccscccbcccdbccc", "c1ccd3cc1ccd3cs2ccbc", "5c5c5c5cscccbdc")
@@ -134,15 +134,15 @@ def test_recording_a_second_function_moves_no_generator() -> None:
 
     def run(functions: dict[str, Callable[[Tensor], Tensor]]) -> list[Tensor]:
         torch.manual_seed(21)
-        found = []
+        values = []
         for i, names in enumerate(("f", "f", "fg", "fg", "fgh", "fgh", "fh", "fh", "fgh", "h", "hf", "fg", "fhg")):
             mark_step_begin()
             x = rand(4, 4, seed=i)
             for name in names:
                 x = functions[name](x)
-                found.append(x.clone())
-            found.extend([torch.rand(2, device=DEVICE), rng_state()])
-        return found
+                values.append(x.clone())
+            values.extend([torch.rand(2, device=DEVICE), rng_state()])
+        return values
 
     ours = run({"f": f, "g": g, "h": h})
     same(ours, run({"f": lambda x: eager(f, x), "g": lambda x: eager(g, x), "h": lambda x: eager(h, x)}))

@@ -48,7 +48,7 @@ def test_row_027_all_outputs_held_over_steps(mark: bool) -> None:
         held.append((x, y, g(y)))
         for x, y, z in held:
             same((y, z), (x * 2 - 0.5, torch.tanh(x * 2 - 0.5) + 1))
-    assert len({storage_of(one) for _, y, z in held for one in (y, z)}) == 24
+    assert len({storage_of(output) for _, y, z in held for output in (y, z)}) == 24
 
 
 def test_row_028_nothing_is_moved_for_dead_outputs() -> None:
@@ -71,11 +71,11 @@ def test_row_029_aliased_outputs_stay_aliased() -> None:
     for i in range(7):
         mark_step_begin()
         x = rand(8, seed=i)
-        y, tail, other = split(x)
-        held.append((x, y, tail, other))
-        for x, y, tail, other in held:
-            same((y, tail, other), (x + 1, (x + 1)[1:], x * 10))
-            assert storage_of(y) == storage_of(tail) != storage_of(other)
+        y, tail, apart = split(x)
+        held.append((x, y, tail, apart))
+        for x, y, tail, apart in held:
+            same((y, tail, apart), (x + 1, (x + 1)[1:], x * 10))
+            assert storage_of(y) == storage_of(tail) != storage_of(apart)
     for _, y, tail, _ in held:
         y.fill_(3.0)
         same(tail, torch.full((7,), 3.0, device=DEVICE))
@@ -93,8 +93,8 @@ def test_row_030_032_only_an_alias_is_held(keep: str) -> None:
         wanted = {"tail": (x + 1)[1:], "view of the tail": (x + 1)[3:].view(-1, 1), "whole": x + 1}
         held.append((wanted[keep], kept))
         del y, tail, kept
-        for expected, one in held:
-            same(one, expected)
+        for expected, alias in held:
+            same(alias, expected)
 
 
 def test_row_031_alias_of_an_earlier_functions_output() -> None:
@@ -109,13 +109,13 @@ def test_row_031_alias_of_an_earlier_functions_output() -> None:
         mark_step_begin()
         x = rand(8, seed=i)
         y = f(x)
-        part, other = view(y)
-        held.append((x * 2 - 0.5, y, part, other))
-        del y, part, other
-        for expected, y, part, other in held:
-            same((y, part, other), (expected, expected[1:], expected * 3))
+        part, apart = view(y)
+        held.append((x * 2 - 0.5, y, part, apart))
+        del y, part, apart
+        for expected, y, part, apart in held:
+            same((y, part, apart), (expected, expected[1:], expected * 3))
             assert storage_of(part) == storage_of(y)
-        del y, part, other
+        del y, part, apart
 
 
 @pytest.mark.parametrize("mark", [True, False], ids=["marked", "unmarked"])
@@ -135,8 +135,8 @@ def test_row_033_held_output_is_the_next_steps_input(mark: bool) -> None:
         ours, theirs = step(ours, x), torch.tanh(theirs * 0.5 + x)
         last.append((ours[3:], theirs[3:]))
         del last[:-3]
-        for one, other in last:
-            same(one, other)
+        for state, right in last:
+            same(state, right)
     same(ours, theirs)
 
 

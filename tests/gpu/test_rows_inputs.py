@@ -51,7 +51,7 @@ class Linear(nn.Module):
 
 
 def noise() -> list[Tensor]:
-    """Memory of the common sizes taken and spoilt: what was freed reads as NaN."""
+    """Allocate memory of the common sizes and fill it with NaN, so that freed memory reads as NaN."""
     gc.collect()
     found = [torch.full(shape, float("nan"), device=DEVICE) for shape in ((64, 64), (64,)) for _ in range(12)]
     synchronize()
@@ -82,11 +82,11 @@ REPLACEMENTS: dict[str, Callable[[nn.Module, int], None]] = {
 
 
 def void(value: object) -> None:
-    """Drops what a call returned."""
+    """Drop a result."""
 
 
 def resized(weight: Tensor, seed: int) -> None:
-    """As sharded training does: the storage is freed and filled again, at another address."""
+    """Free the storage and make it anew at another address, as sharded training does."""
     size = weight.untyped_storage().nbytes()
     weight.untyped_storage().resize_(0)
     kept = torch.full((64, 64), 7.0, device=DEVICE)
@@ -99,7 +99,7 @@ def resized(weight: Tensor, seed: int) -> None:
 @pytest.mark.parametrize("name", REPLACEMENTS)
 def test_row_070_073_replaced_tensors_of_a_module(name: str) -> None:
     """A weight or buffer replaced in any way, the old memory spoilt: the next call reads the new one."""
-    net, twin, last, other = capture(Linear()), Linear(), capture(Linear(3)), Linear(3)
+    net, twin, last, last_twin = capture(Linear()), Linear(), capture(Linear(3)), Linear(3)
     taken: list[Tensor] = []
     for i in range(12):
         if i in (3, 4, 8):
@@ -107,13 +107,13 @@ def test_row_070_073_replaced_tensors_of_a_module(name: str) -> None:
                 REPLACEMENTS[name](module, i)
             taken = noise()
         if i == 6:
-            for module in (last, other):
+            for module in (last, last_twin):
                 REPLACEMENTS[name](module, i)
             taken = noise()
         x = rand(8, 64, seed=i)
         y, z = net(x.to(net.weight.dtype)), twin(x.to(twin.weight.dtype))
         same(y, z)
-        same(last(y.to(last.weight.dtype)), other(z.to(other.weight.dtype)))
+        same(last(y.to(last.weight.dtype)), last_twin(z.to(last_twin.weight.dtype)))
         del y, z
     del taken
 
@@ -125,12 +125,12 @@ def test_row_070_old_address_returns() -> None:
     def f(x: Tensor, p: Tensor) -> Tensor:
         return x * p + p.sum()
 
-    one, two = rand(64, seed=1), rand(64, seed=2)
+    first, second = rand(64, seed=1), rand(64, seed=2)
     for i in range(12):
-        p = (one, two)[i // 2 % 2]
+        p = (first, second)[i // 2 % 2]
         if i == 9:
-            del one
-            one = rand(64, seed=3)
+            del first
+            first = rand(64, seed=3)
         x = rand(64, seed=i)
         same(f(x, p), eager(f, x, p))
     assert recordings(f).recordings <= 5

@@ -64,7 +64,7 @@ def split(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def big(seed: int = 0) -> Tensor:
-    """16 MiB of few different values."""
+    """16 MiB with few different values."""
     return rand(1024, seed=seed).repeat(BIG // 1024)
 
 
@@ -127,10 +127,10 @@ def test_row_014_outputs_outlive_their_functions() -> None:
     gc.collect()
     if ON_CUDA:
         torch.cuda.empty_cache()
-    other = make(3.0)
+    made_later = make(3.0)
     noise = [torch.full((n, 64), float("nan"), device=DEVICE) for n in (1, 16, 64, 256) for _ in range(16)]
     same(kept, expected(2.0))
-    same(other, expected(3.0))
+    same(made_later, expected(3.0))
     del noise
 
 
@@ -153,7 +153,7 @@ def test_row_018_019_functions_without_kernels(body: str) -> None:
         for i in range(5):
             x = rand(4, 4, seed=i)
             same(fn(x), eager(fn, x))
-    assert not [one for one in caught if "empty" in str(one.message)]
+    assert not [warning for warning in caught if "empty" in str(warning.message)]
 
 
 def test_row_019_memory_that_nobody_writes() -> None:
@@ -170,8 +170,8 @@ def test_row_019_memory_that_nobody_writes() -> None:
         assert (blank.shape, blank.dtype, blank.device) == (x.shape, x.dtype, x.device)
         blank.fill_(float(i))
         held.append((blank, y))
-        for n, (one, other) in enumerate(held):
-            same((one, other), (torch.full((64,), float(n), device=DEVICE), rand(64, seed=n) + 1))
+        for n, (written, result) in enumerate(held):
+            same((written, result), (torch.full((64,), float(n), device=DEVICE), rand(64, seed=n) + 1))
 
 
 # --------------------------------------------------------------------------------------------------- 2c: whose memory
@@ -250,13 +250,13 @@ def test_row_045_outputs_dead_at_a_branch_make_room(dead: str) -> None:
         mark_step_begin()
         x = big(i)
         a, b = pair(x)
-        other = big(i + 9)
+        large = big(i + 9)
         if dead != "none":
             del a
         if dead == "both":
             del b
-        y = later(other)
-        same(y, other - 2)
+        y = later(large)
+        same(y, large - 2)
         if dead == "none":
             same(a, x + 1)
         if dead != "both":
@@ -273,18 +273,18 @@ def test_row_046_047_shared_storage_at_a_checkpoint(first: str) -> None:
         for n in range(i + 1):
             mark_step_begin()
             x = rand(64, seed=i)
-            y, tail, other = split(x)
-            left = {"y": y, "tail": tail, "other": other}
+            y, tail, apart = split(x)
+            left = {"y": y, "tail": tail, "other": apart}
             wanted = {"y": x + 1, "tail": (x + 1)[1:], "other": x * 10}
-            del y, tail, other, left[first]
+            del y, tail, apart, left[first]
             z = late[n](x)
             same(z, (x + n).cumsum(0))
-            for name, one in left.items():
-                same(one, wanted[name])
+            for name, kept in left.items():
+                same(kept, wanted[name])
             left.clear()
             w = g(z)
             same((z, w), ((x + n).cumsum(0), torch.tanh((x + n).cumsum(0)) + 1))
-            del one
+            del kept
 
 
 def test_row_052_every_replay_hands_out_new_objects() -> None:
@@ -364,7 +364,7 @@ def test_row_065_branches_of_a_step() -> None:
         z = branches[n](y)
         held.append((z, ((x * 2 - 0.5) * (n + 1)).softmax(0)))
         del held[:-2], y
-        for one, other in held:
-            same(one, other)
-        made.append(sum(recordings(one).recordings for one in branches))
+        for result, right in held:
+            same(result, right)
+        made.append(sum(recordings(branch).recordings for branch in branches))
     assert made[-1] == made[19] <= 3 * 5

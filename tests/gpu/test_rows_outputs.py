@@ -64,12 +64,12 @@ def test_row_104_geometry_of_outputs() -> None:
     for i in range(6):
         x = rand(2, 3, 8, 8, seed=i)
         actual, expected = f(x), eager(f, x)
-        for name, one in expected.items():
-            assert actual[name].storage_offset() == one.storage_offset(), name
-            assert actual[name].is_conj() == one.is_conj(), name
+        for name, right in expected.items():
+            assert actual[name].storage_offset() == right.storage_offset(), name
+            assert actual[name].is_conj() == right.is_conj(), name
         held.append((actual, expected))
-        for one, other in held:
-            same(one, other)
+        for results, right_results in held:
+            same(results, right_results)
 
 
 @may_fall_back
@@ -252,8 +252,8 @@ def test_row_157_function_between_two_recordings_that_reads() -> None:
         x = rand(64, seed=i)
         s = torch.tensor(value, device=DEVICE)
         expected = (x * s).sum().item()
-        found = f(x, s)
-        assert found.item() == expected
+        result = f(x, s)
+        assert result.item() == expected
         value = expected / 2 + 1
     assert counts(f) == (1, 1 + KEPT, 8 - KEPT, 0)
 
@@ -270,8 +270,8 @@ def test_row_161_inputs_of_the_host_only() -> None:
     for i in range(8):
         x = rand(16, seed=i) if i % 2 else host(16, seed=i)
         results.append((f(x), x))
-        for y, one in results:
-            assert y.device == one.device
-            same(y, torch.tanh(one) * 2)
+        for y, given in results:
+            assert y.device == given.device
+            same(y, torch.tanh(given) * 2)
     if ON_CUDA:
         assert recordings(f).recordings == 2 + KEPT

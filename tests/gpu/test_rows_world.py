@@ -87,7 +87,7 @@ def test_row_161_each_device_has_its_own_recordings() -> None:
 
 
 def fillers() -> list[Tensor]:
-    """Tensors that take the memory that was just given back."""
+    """Tensors that get memory that was just freed."""
     return [torch.full((1 << 20,), 3.0, device=DEVICE) for _ in range(64)]
 
 
@@ -109,7 +109,7 @@ def test_a_graph_captured_by_hand_keeps_its_workspace() -> None:
     full = fillers()
     graph.replay()
     torch.cuda.synchronize()
-    assert all(bool((one == 3).all()) for one in full)
+    assert all(bool((tensor == 3).all()) for tensor in full)
     same(out, torch.mm(a, b))
 
 
@@ -121,8 +121,8 @@ def test_training_beside_a_graph_captured_by_hand(kind: str) -> None:
     weight = torch.nn.Parameter(rand(64, width) / 64)
 
     def gradient(x: Tensor, weight: Tensor) -> Tensor:
-        (found,) = torch.autograd.grad((x @ weight).square().mean(), weight)
-        return found
+        (grad_by_hand,) = torch.autograd.grad((x @ weight).square().mean(), weight)
+        return grad_by_hand
 
     def step(x: Tensor) -> Tensor:
         loss: Tensor = net(x).square().mean()
@@ -141,7 +141,7 @@ def test_training_beside_a_graph_captured_by_hand(kind: str) -> None:
             expected = gradient(x, weight)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            found = gradient(x, weight)
+            grad_by_hand = gradient(x, weight)
         net = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.Linear(width, 64)).to(DEVICE)
         twin = copy.deepcopy(net)
         run = capture(step) if kind == "whole step" else step
@@ -156,15 +156,15 @@ def test_training_beside_a_graph_captured_by_hand(kind: str) -> None:
         full = fillers()
         graph.replay()
     torch.cuda.synchronize()
-    assert all(bool((one == 3).all()) for one in full)
-    same(found, expected)
+    assert all(bool((tensor == 3).all()) for tensor in full)
+    same(grad_by_hand, expected)
     same(ours, theirs)
     assert replays >= 3 - KEPT
 
 
 @needs_cuda
 def test_workspaces_that_somebody_has_cublas_forget() -> None:
-    """CUDAGraph Trees do so before and after each of their recordings."""
+    """cuBLAS's workspaces are freed between calls, as CUDAGraph Trees do around each of their recordings."""
     b = rand(16384, 64)
     f, g = capture(lambda x: torch.mm(x, b)), capture(lambda x: torch.mm(x, b) + 1)
     for i in range(3):
@@ -178,7 +178,7 @@ def test_workspaces_that_somebody_has_cublas_forget() -> None:
         same(f(x), torch.mm(x, b))
         same(g(x), torch.mm(x, b) + 1)
         torch.cuda.synchronize()
-        assert all(bool((one == 3).all()) for one in full)
+        assert all(bool((tensor == 3).all()) for tensor in full)
     assert counts(f)[1:] == (1, 5, 0)
 
 
@@ -213,7 +213,7 @@ def test_row_168_workspaces_of_libraries_stay_out_of_the_pool() -> None:
 
 @needs_cuda
 def test_row_168_first_product_of_a_stream_is_in_the_recording() -> None:
-    """Recorded on a stream of the caller where no product ever ran."""
+    """The function is recorded on a stream of the caller on which no matrix product has run yet."""
     weight = rand(256, 256)
 
     @capture
@@ -224,9 +224,9 @@ def test_row_168_first_product_of_a_stream_is_in_the_recording() -> None:
     expected = [eager(f, x) for x in inputs]
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        found = [f(x) for x in inputs]
+        results = [f(x) for x in inputs]
         torch.cuda.current_stream().synchronize()
-    same(found, expected)
+    same(results, expected)
     assert counts(f) == (1, 1 + KEPT, 3 - KEPT, 0)
 
 
@@ -266,7 +266,7 @@ INDEXING: dict[str, Index] = {
 
 
 @may_fall_back
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about beta operators and order
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns about beta operators
 @pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "deterministic"])
 @pytest.mark.parametrize("name", INDEXING)
 def test_row_170_indexing(name: str, deterministic: bool) -> None:

@@ -1,4 +1,5 @@
-"""Kernels in the order that the data asks for: bit for bit what the recorded order gives, whatever shares memory."""
+"""Kernels ordered by their data dependencies give the recorded order's values bit for bit, also where memory is
+shared."""
 
 from __future__ import annotations
 
@@ -21,25 +22,25 @@ CALLS = 3 + len(schedule_choice.ROUNDS) * (schedule_choice.EACH + 1) + 8
 
 @pytest.fixture(autouse=True)
 def by_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it takes: what is tested is what it computes."""
+    """Choose the order by data whatever its time: the tests are about values."""
     monkeypatch.setattr(schedule_choice, "_GAIN", float("inf"))
 
 
 def check(body: Callable[..., object], inputs: Callable[[int], Sequence[Tensor]], room: int) -> str:
-    """Both orders on the same inputs and draws; half of the calls by data run on poisoned memory. Gives what was
-    chosen."""
+    """Compare both orders on the same inputs and draws; half of the calls by data run on poisoned memory. Gives the
+    chosen order."""
     results = []
     captured = capture(body, schedule="auto")
     for function in (body, captured):
         torch.manual_seed(5)
-        found = []
+        copies = []
         for number in range(CALLS + 20):
             given = inputs(number)
             with torch.no_grad(), config.patch(schedule_after=2, schedule_room=room, poison=number > CALLS + 8):
                 out = function(*given)
-            found.append([one.clone() for one in (out if isinstance(out, tuple) else (out,))] + [*given])
+            copies.append([tensor.clone() for tensor in (out if isinstance(out, tuple) else (out,))] + [*given])
             torch.cuda.synchronize()
-        results.append(found)
+        results.append(copies)
     same(results[1], results[0])
     (size,) = recordings(captured).sizes
     return size.order
@@ -50,7 +51,7 @@ def branches(x: Tensor, *weights: Tensor) -> Tensor:
 
 
 def test_branches() -> None:
-    """Where their memory is used again at once, they are a chain."""
+    """Independent branches run side by side, unless one uses the memory of another again, which makes a chain."""
     weights = [rand(64, 64, seed=number) for number in range(6)]
     for room, order in ((0, ""), (64 << 20, "by data")):
         assert check(branches, lambda number: [rand(3, 64, seed=number), *weights], room).startswith(order)
@@ -115,7 +116,7 @@ def test_streams_of_the_body_stay() -> None:
 
 
 def test_tensors_that_move_bring_the_recorded_order_back() -> None:
-    """They may come to lie on memory that the graph writes."""
+    """A moved tensor may overlap memory that the graph writes, so the recorded order comes back."""
     weights = [nn.Parameter(rand(64, 64, seed=number)) for number in range(4)]
     total = torch.zeros(3, 64, device=DEVICE)
 
@@ -139,12 +140,12 @@ def test_tensors_that_move_bring_the_recorded_order_back() -> None:
 
 
 def program(seed: int) -> Callable[..., tuple[Tensor, ...]]:
-    """A random one, of branches, views, writes in place, draws, sorts and products."""
+    """A random program of branches, views, writes in place, draws, sorts and products."""
     chosen = random.Random(seed)
     steps = [(chosen.randrange(9), chosen.randrange(1000), chosen.randrange(1000)) for _ in range(30)]
 
     def body(*given: Tensor) -> tuple[Tensor, ...]:
-        values = [one.clone() for one in given]
+        values = [value.clone() for value in given]
         for kind, first, second in steps:
             a, b = values[first % len(values)], values[second % len(values)]
             if kind == 0:
@@ -165,7 +166,7 @@ def program(seed: int) -> Callable[..., tuple[Tensor, ...]]:
                 values.append(a.softmax(-1).cumsum(0))
             else:
                 values.pop(first % len(values)) if len(values) > 4 else values.append(a * b.sum())
-        return tuple(one.contiguous() for one in values)
+        return tuple(value.contiguous() for value in values)
 
     return body
 
@@ -183,7 +184,7 @@ def test_many_random_programs(seed: int) -> None:
 
 
 def test_wrong_edges_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels in the opposite order read what the call before left: the check above fails."""
+    """``check`` fails where kernels run in the opposite order and read values of the call before."""
 
     def backwards(nodes: Sequence[pure.Node]) -> pure.Dependencies:
         return pure.Dependencies(tuple((at + 1, at) for at in range(len(nodes) - 1)), (0,) * len(nodes))

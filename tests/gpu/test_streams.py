@@ -25,13 +25,13 @@ def slow(x: Tensor, weight: Tensor, times: int = 40) -> Tensor:
 
 
 def mixer(size: int = SIZE) -> Tensor:
-    """A matrix that keeps the size of what it multiplies."""
+    """A matrix by which values keep their magnitude."""
     scale: float = (size / 12) ** 0.5
     return rand(size, size) / scale
 
 
 def wait_all(streams: list[torch.cuda.Stream]) -> None:
-    """The current stream waits for all of these."""
+    """Have the current stream wait for all of these."""
     for stream in streams:
         torch.cuda.current_stream().wait_stream(stream)
 
@@ -66,7 +66,7 @@ def test_calls_from_changing_streams(order: str, held: bool) -> None:
             del y
     wait_all(streams)
     torch.cuda.synchronize()
-    same(sums, [one * 2 for one in expected])
+    same(sums, [result * 2 for result in expected])
     same(kept, expected if held else [])
 
 
@@ -82,14 +82,14 @@ def test_replay_beside_the_use_of_the_last_result() -> None:
     expected = [slow(eager(f, x), weight) for x in inputs]
     for x in inputs[:3]:
         f(x)
-    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
-    found = []
+    sums = []
     for i, x in enumerate(inputs):
-        with torch.cuda.stream((one, two)[i % 2]):
-            found.append(slow(f(x), weight))
+        with torch.cuda.stream((first, second)[i % 2]):
+            sums.append(slow(f(x), weight))
     torch.cuda.synchronize()
-    same(found, expected)
+    same(sums, expected)
 
 
 def test_chain_over_two_streams() -> None:
@@ -104,19 +104,19 @@ def test_chain_over_two_streams() -> None:
     def g(x: Tensor) -> Tensor:
         return x - 1
 
-    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
     for i in range(7):
         mark_step_begin()
         x = rand(SIZE, SIZE, seed=i)
         expected = eager(g, eager(g, eager(f, x)))
         torch.cuda.synchronize()
-        with torch.cuda.stream(one):
+        with torch.cuda.stream(first):
             y = f(x)
-        two.wait_stream(one)
-        with torch.cuda.stream(two):
+        second.wait_stream(first)
+        with torch.cuda.stream(second):
             z = g(y)
-        one.wait_stream(two)
-        with torch.cuda.stream(one):
+        first.wait_stream(second)
+        with torch.cuda.stream(first):
             w = g(z)
         torch.cuda.synchronize()
         same(w, expected)
@@ -259,10 +259,10 @@ def test_unjoined_fork() -> None:
 
 
 @may_fall_back
-@pytest.mark.parametrize("which", ["side", "default", "event"])
-def test_work_that_never_forked(which: str) -> None:
+@pytest.mark.parametrize("kind", ["side", "default", "event"])
+def test_work_that_never_forked(kind: str) -> None:
     """Work on a stream that is not part of a capture happens at every call, whatever is recorded."""
-    stream = torch.cuda.default_stream() if which == "default" else torch.cuda.Stream()
+    stream = torch.cuda.default_stream() if kind == "default" else torch.cuda.Stream()
     source, sink = torch.zeros(64, device=DEVICE), torch.zeros(64, device=DEVICE)
 
     @capture
@@ -270,7 +270,7 @@ def test_work_that_never_forked(which: str) -> None:
         y = x + 1
         with torch.cuda.stream(stream):
             sink.copy_(source * 3)
-            if which == "event":
+            if kind == "event":
                 torch.cuda.Event().record()
         return y * 2
 
@@ -338,7 +338,7 @@ def test_record_stream_and_copies_to_the_host() -> None:
 
 
 def layers(captured: bool) -> torch.nn.Sequential:
-    """Always the same three."""
+    """Three layers with the same weights each time."""
     torch.manual_seed(3)
     net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(3)]).to(DEVICE)
     if captured:
@@ -348,19 +348,20 @@ def layers(captured: bool) -> torch.nn.Sequential:
 
 
 def ends(net: torch.nn.Module) -> list[Any]:
-    """The nodes that add to the gradients, made now if there are none."""
+    """The nodes that add to the parameters' gradients, which this makes if there are none."""
     return [torch.autograd.graph.get_gradient_edge(p).node for p in net.parameters()]
 
 
 def test_gradients_are_added_on_the_callers_stream() -> None:
-    """Autograd does so on the stream that was current when some graph first ended at the parameter."""
+    """Autograd adds to a gradient on the stream that was current when a graph first ended at the parameter: a recording
+    must leave that as in eager."""
     net, here = layers(captured=True), torch.cuda.current_stream().cuda_stream
-    found: list[int] = []
+    streams: list[int] = []
     with torch.enable_grad():
         for i in range(6):
             loss = net(rand(8, 64, seed=i)).square().sum()
             hooks = [
-                node.register_prehook(lambda _: found.append(torch.cuda.current_stream().cuda_stream))
+                node.register_prehook(lambda _: streams.append(torch.cuda.current_stream().cuda_stream))
                 for node in ends(net)
             ]
             loss.backward()
@@ -368,12 +369,12 @@ def test_gradients_are_added_on_the_callers_stream() -> None:
                 hook.remove()
             net.zero_grad(set_to_none=False)
     assert counts(net[0])[2] >= 4
-    assert found == [here] * 36
+    assert streams == [here] * 36
 
 
 @pytest.mark.parametrize("side", ["backward", "ends"])
 def test_gradients_added_on_another_stream(side: str) -> None:
-    """Somebody keeps the nodes that add to the gradients, and the work on their stream is late."""
+    """The caller keeps the nodes that add to the gradients, which belong to another stream that is busy."""
     stream, default = torch.cuda.Stream(), torch.cuda.default_stream()
     here, there = (stream, default) if side == "backward" else (default, stream)
     results = []
@@ -424,7 +425,7 @@ def test_row_059_one_stream_for_the_whole_pool() -> None:
 
 
 def test_outputs_of_one_call_are_apart() -> None:
-    """Results of a body with side streams lie on memory of their own."""
+    """Results of a body with side streams share no memory."""
     side = torch.cuda.Stream()
 
     @capture
@@ -465,10 +466,10 @@ def test_gradients_accumulated_on_another_stream(first: str) -> None:
                 loss = linear(x).square().sum()
                 torch.cuda._sleep(40_000_000)
             loss.backward()
-            for one, other in zip(linear.parameters(), expected.parameters(), strict=True):
-                assert one.grad is not None
-                assert other.grad is not None
-                same(one.grad + 0, other.grad)
-                one.grad = other.grad = None
+            for p, q in zip(linear.parameters(), expected.parameters(), strict=True):
+                assert p.grad is not None
+                assert q.grad is not None
+                same(p.grad + 0, q.grad)
+                p.grad = q.grad = None
             torch.cuda.synchronize()
     healthy()

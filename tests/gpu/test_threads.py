@@ -1,4 +1,4 @@
-"""Threads: calls at once, and work of others beside a recording."""
+"""Threads: calls at the same time, and work of other threads during a recording."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_threads(work: Callable[[int], None], number: int = 3) -> None:
             with torch.no_grad(), config.patch(cache=False):
                 barrier.wait(timeout=60)
                 work(index)
-        except BaseException as error:  # noqa: BLE001 - raised by the main thread
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(number)]
@@ -90,7 +90,7 @@ def test_other_thread_works_while_we_record(what: str) -> None:
         else:
             assert (values.to(DEVICE) * 2).sum().item() == 2 << 16
 
-    def other() -> None:
+    def work_beside() -> None:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             while not stop.is_set():
@@ -107,5 +107,5 @@ def test_other_thread_works_while_we_record(what: str) -> None:
         finally:
             stop.set()
 
-    in_threads(lambda index: other() if index else record(), 2)
+    in_threads(lambda index: work_beside() if index else record(), 2)
     healthy()

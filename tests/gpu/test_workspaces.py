@@ -1,5 +1,5 @@
-"""cuBLAS has one workspace for a thread and a stream, and forgets all where somebody says so, as CUDAGraph Trees do.
-Recordings go on to use theirs, which nobody else may get."""
+"""cuBLAS has a workspace for each thread and stream, and frees all when told to, as CUDAGraph Trees do. Recordings go
+on using theirs, which must not be given to others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from capture import capture, config, mark_step_begin, recordings
 from tests.gpu.support import DEVICE, needs_cuda, rand, same
 
 pytestmark = needs_cuda
-ROWS, WIDTH = 64, 768  # products that are split, and added up in the workspace
+ROWS, WIDTH = 64, 768  # such products are split, and partial sums are in the workspace
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +25,7 @@ def _with_gradients() -> Iterator[None]:
 
 
 def forget_workspaces() -> None:
-    """Free cuBLAS's workspaces, as CUDAGraph Trees do around each of their recordings; the next allocation gets their
-    memory."""
+    """Free cuBLAS's workspaces, as CUDAGraph Trees do; the next allocation gets their memory."""
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
@@ -64,7 +63,7 @@ class World:
 
 
 def memory_of_others(count: int) -> list[Tensor]:
-    """32 MiB each, of NaN."""
+    """Tensors of 32 MiB each, full of NaN."""
     return [torch.full((8 << 20,), float("nan"), device=DEVICE) for _ in range(count)]
 
 
@@ -79,13 +78,13 @@ def test_forgotten_workspaces(kind: Literal["autograd", "accumulate", "whole ste
             forget_workspaces()
         taken = memory_of_others(4)
         same(ours.step(x), expected)
-        assert all(bool(one.isnan().all()) for one in taken)
+        assert all(bool(workspace.isnan().all()) for workspace in taken)
         del taken
     assert recordings(ours.captured).replays >= 10
 
 
 def test_backward_passes_that_run_eagerly_between_recordings() -> None:
-    """Their nodes run on the stream that recordings are made on."""
+    """Eager backward passes run their nodes on the stream on which recordings are made."""
     eager, ours = World("eager"), World("autograd")
     for turn in range(12):
         x = rand(ROWS, WIDTH, seed=turn)
@@ -102,4 +101,4 @@ def test_backward_passes_that_run_eagerly_between_recordings() -> None:
     for turn in range(4):
         x = rand(ROWS, WIDTH, seed=turn)
         same(ours.step(x), eager.step(x))
-    assert all(bool(one.isnan().all()) for one in taken)
+    assert all(bool(workspace.isnan().all()) for workspace in taken)

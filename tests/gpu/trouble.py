@@ -1,4 +1,4 @@
-"""Bodies in trouble, and what a call of them must leave."""
+"""Bodies that cannot be recorded or that raise, and the check that their calls are eager's."""
 
 from __future__ import annotations
 
@@ -43,21 +43,22 @@ def make(trouble: Body) -> tuple[Callable[[Tensor], Tensor], Tensor]:
 
 
 def outcome(function: Callable[[Tensor], Any], state: Tensor, seed: int) -> list[Any]:
-    """Result or exception of one call, and all that it left: argument, state, generator."""
+    """Result or exception of one call, then argument, state and generator after it."""
     x = rand(4, 4, seed=seed)
     torch.manual_seed(seed)
-    found: Any
+    result: Any
     try:
-        found = function(x)
+        result = function(x)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - compared by the tests
-        found = (type(error), str(error) if isinstance(error, Trouble | KeyboardInterrupt) else None)
+        result = (type(error), str(error) if isinstance(error, Trouble | KeyboardInterrupt) else None)
     after = rng_state()
     synchronize()
-    return [found, x, state.clone(), after]
+    return [result, x, state.clone(), after]
 
 
 def as_eager(trouble: Body, calls: int = 5, before: Callable[[int], None] = lambda i: None) -> Any:
-    """Every call of the captured function is eager's; the device is usable after each. Gives the function."""
+    """Check that every call of the captured function is as in eager, and that the device works after each. Gives the
+    function."""
     body, state = make(trouble)
     twin, theirs = make(trouble)
     function = capture(body)
@@ -72,7 +73,7 @@ def as_eager(trouble: Body, calls: int = 5, before: Callable[[int], None] = lamb
 
 
 def only_then(action: Callable[[Tensor], Any]) -> Body:
-    """A body that does ``action`` only while the current stream is captured."""
+    """An action that is done only while the current stream is captured."""
 
     def trouble(x: Tensor) -> Tensor:
         if capturing():
