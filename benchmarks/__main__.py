@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def environment() -> dict[str, str | int]:
-    """What the numbers depend on; no names of hosts, users or folders."""
+    """The machine and versions that the numbers depend on; no names of hosts, users or folders."""
     return {
         "device": "cpu",
         "cpu": _cpu_model(),
@@ -98,23 +98,23 @@ def as_json(machine: dict[str, str | int], figures: Iterable[Figure]) -> dict[st
         **machine,
         "figures": [
             {
-                "name": one.name, "unit": one.unit, "median": round(one.median, 4), "min": round(one.minimum, 4),
-                "iqr": round(one.iqr, 4), "rounds": len(one.values), "bar": one.bar, "pass": one.passed,
-                "detail": one.detail,
+                "name": figure.name, "unit": figure.unit, "median": round(figure.median, 4),
+                "min": round(figure.minimum, 4), "iqr": round(figure.iqr, 4), "rounds": len(figure.values),
+                "bar": figure.bar, "pass": figure.passed, "detail": figure.detail,
             }
-            for one in figures
+            for figure in figures
         ],
     }  # fmt: skip
 
 
 def table(figures: Iterable[Figure]) -> str:
-    """The figures in columns."""
+    """The figures as a table."""
     verdicts = {True: "pass", False: "MISSED", None: ""}
     rows = [("figure", "median", "min", "IQR", "bar", "", "unit", "fastest round")]
-    for one in figures:
-        bar = "" if one.bar is None else f"<= {one.bar:.2f}"
-        numbers = (f"{one.median:.3f}", f"{one.minimum:.3f}", f"{one.iqr:.3f}")
-        rows.append((one.name, *numbers, bar, verdicts[one.passed], one.unit, one.detail))
+    for figure in figures:
+        bar = "" if figure.bar is None else f"<= {figure.bar:.2f}"
+        numbers = (f"{figure.median:.3f}", f"{figure.minimum:.3f}", f"{figure.iqr:.3f}")
+        rows.append((figure.name, *numbers, bar, verdicts[figure.passed], figure.unit, figure.detail))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

@@ -1,4 +1,4 @@
-"""Two branches of one tree share their pool: it takes the larger branch, not the sum."""
+"""Two branches of one tree share their pool: it has the size of the larger branch, not the sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Branch = Callable[[Tensor], Tensor]
 
 
 def measure(effort: Effort) -> Iterator[Figure]:
-    """Pool of A then B or A then C, over the larger pool of the two alone. Exact, so one round says all."""
+    """The pool of A then B or A then C, over the larger pool of the two alone. Bytes are exact, so one round is
+    enough."""
     pools = {wanted: _pool_bytes(wanted) for wanted in ("b", "c", "bc")}
     largest = max(pools["b"], pools["c"])
     yield Figure(
@@ -26,7 +27,7 @@ def measure(effort: Effort) -> Iterator[Figure]:
 
 
 def _pool_bytes(wanted: str) -> int:
-    """Bytes after the wanted branches were recorded and replayed, in a thread and so in a tree of their own."""
+    """Bytes of the pool after these branches were recorded and replayed, in a new thread, which has its own tree."""
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(_run(wanted)))
     thread.start()

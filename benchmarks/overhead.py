@@ -16,7 +16,8 @@ FEW, MANY = 10, 500
 
 
 def measure(effort: Effort, *, many: int = MANY) -> Iterator[Figure]:
-    """One tensor argument, one operator, one key a shape; the same ten shapes are called on both sides."""
+    """Time calls with one tensor argument and one operator. Each shape has a recording; both sides call the same ten
+    shapes."""
     shapes = [number * many // FEW for number in range(1, FEW + 1)]
     few_recordings, many_recordings = _recorded(shapes), _recorded(range(1, many + 1))
     inputs = [torch.ones(size) for size in shapes]
@@ -49,7 +50,7 @@ def measure(effort: Effort, *, many: int = MANY) -> Iterator[Figure]:
 
 
 def _recorded(sizes: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """A function with one recording a size."""
+    """A function with a recording for each size."""
 
     @capture(max_recordings=len(sizes))
     def double(x: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ def _recorded(sizes: Sequence[int]) -> Callable[[Tensor], Tensor]:
 def _replays(
     function: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]
 ) -> list[tuple[Callable[[Any], None], list[Tensor]]]:
-    """The engine's own replay for each input, without anything around it."""
+    """The engine's bare replay for each input."""
     (captured,) = captured_states(function)
     replays = []
     for entry, x in zip(captured.entries(), inputs, strict=True):

@@ -1,4 +1,4 @@
-"""A replay against the operators it stands for: 8 x (Linear+GELU), and a 4-layer transformer encoder."""
+"""A replay against the same operators run eagerly: 8 x (Linear+GELU), and a 4-layer transformer encoder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EncoderLayer(nn.Module):
 
 
 def measure(effort: Effort) -> Iterator[Figure]:
-    """Captured over eager, grad off, batch 1."""
+    """Time of captured over eager, without gradients, at batch 1."""
     torch.manual_seed(0)
     linears = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())])
     yield _captured_over_eager("8 x (Linear(64)+GELU), batch 1", linears, torch.randn(1, WIDTH), 0.80, effort)

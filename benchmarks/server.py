@@ -1,4 +1,4 @@
-"""``python -m benchmarks.server``: a server that runs for long, with all that goes wrong in one.
+"""``python -m benchmarks.server``: a server that runs for long, with the things that go wrong in real ones.
 
 Eight threads answer requests of thirty functions and modules, training among them, for 300 sizes with a long tail.
 Adapters are swapped, weights loaded, a hundredth of the requests fails, outputs and arrays of them are kept at random,
@@ -36,7 +36,7 @@ PAGE = 4096
 
 @define
 class Counts:
-    """What the run showed, over all threads."""
+    """Counts over all threads."""
 
     requests: int = 0
     failed: int = 0
@@ -54,7 +54,7 @@ class Counts:
 
 
 def same(ours: Any, eager: Any) -> bool:
-    """Bit for bit."""
+    """Whether two answers are equal bit for bit."""
     if isinstance(ours, torch.Tensor) and isinstance(eager, torch.Tensor):
         return ours.shape == eager.shape and (ours.cpu().numpy().tobytes() == eager.cpu().numpy().tobytes())
     if isinstance(ours, dict) and isinstance(eager, dict):
@@ -84,7 +84,7 @@ class Run:
         return min(int((time.monotonic() - self.begin) / self.seconds * 10), 10)
 
     def note(self, name: str, text: str = "") -> None:
-        """Count, with a text where there is one."""
+        """Count an event, and note its text if it has one."""
         with self.lock:
             if text:
                 getattr(self.counts, name).append(text)
@@ -92,7 +92,7 @@ class Run:
                 setattr(self.counts, name, getattr(self.counts, name) + 1)
 
     def work(self, seed: int) -> None:
-        """One thread, until the time is over. Recordings stay where bodies of microseconds are as fast."""
+        """Answer requests in one thread until the time is over. Recordings are kept also where eager is as fast."""
         with config.patch(cache=False, drop_slow=False):
             self._work(seed)
 
@@ -105,7 +105,7 @@ class Run:
                 self.one(drawn, service, size, kept)
             except TimeoutError:
                 self.note("timeouts")
-            except Exception:  # noqa: BLE001 - which is what is looked for
+            except Exception:  # noqa: BLE001 - any exception here is a failure that the run reports
                 self.note("unexpected", traceback.format_exc())
             finally:
                 disarm()
@@ -113,8 +113,8 @@ class Run:
             self.compare_kept(value, expected)
 
     def one(self, drawn: random.Random, service: Service, size: int, kept: deque[tuple[Any, bytes]]) -> None:
-        """One request, and sometimes what happens between two."""
-        torch.set_grad_enabled(True)  # a timeout may have left a block of eager's in the middle
+        """Answer one request, and sometimes do what happens between two."""
+        torch.set_grad_enabled(True)  # a timeout may have left eager's block without restoring this
         if drawn.random() < 0.01:
             service.change(drawn)
             self.note("changes")
@@ -142,17 +142,17 @@ class Run:
             self.compare_kept(*kept.popleft())
 
     def arm(self) -> None:
-        """The request that is to come has so long."""
+        """Set the time after which the next request is stopped."""
         if threading.current_thread() is threading.main_thread():
             signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.02))
 
     def compare_kept(self, value: Any, expected: bytes) -> None:
-        """What is kept stays as it was."""
+        """Compare kept answers with copies from when they were given."""
         if _bytes(value) != expected:
             self.note("wrong", f"a kept {type(value).__name__} of {value.shape}")
 
     def watch(self) -> None:
-        """The resident size, ten times a minute, and once the number of blocks that Python holds."""
+        """Sample the resident size ten times a minute, and once the number of blocks that Python holds."""
         while self.minute() < 10:
             minute = self.minute()
             self.sizes[minute].append(resident())
@@ -160,45 +160,45 @@ class Run:
             time.sleep(self.seconds / 100)
 
     def __call__(self) -> dict[str, Any]:
-        """Run to the end."""
+        """Run for the whole time, and give the results."""
         signal.signal(signal.SIGALRM, _ring)
         self.begin = time.monotonic()
-        others = [threading.Thread(target=self.work, args=(seed,)) for seed in range(1, self.threads)]
-        others.append(threading.Thread(target=self.watch))
-        for one in others:
-            one.start()
+        threads = [threading.Thread(target=self.work, args=(seed,)) for seed in range(1, self.threads)]
+        threads.append(threading.Thread(target=self.watch))
+        for thread in threads:
+            thread.start()
         self.work(0)
-        for one in others:
-            one.join()
+        for thread in threads:
+            thread.join()
         return self.told()
 
     def told(self) -> dict[str, Any]:
         """What was measured, and which bars are missed."""
-        found = asdict(self.counts)
+        outcome = asdict(self.counts)
         ratio = self.counts.replayed / max(self.counts.probes, 1)
-        third, last = (sum(self.sizes[one]) / max(len(self.sizes[one]), 1) for one in (2, 9))
-        second, tenth = (percentile(self.latencies[one], 0.99) for one in (1, 9))
-        found |= {
+        third, last = (sum(self.sizes[at]) / max(len(self.sizes[at]), 1) for at in (2, 9))
+        second, tenth = (percentile(self.latencies[at], 0.99) for at in (1, 9))
+        outcome |= {
             "device": str(self.device), "torch": torch.__version__, "seconds": self.seconds, "threads": self.threads,
             "hot_replayed": round(ratio, 4), "resident_third": int(third), "resident_last": int(last),
             "p99_second_ms": round(second * 1e3, 3), "p99_last_ms": round(tenth * 1e3, 3),
-            "objects": self.objects, "resident": [int(sum(one) / len(one)) for one in self.sizes if one],
-            "p99_ms": [round(percentile(one, 0.99) * 1e3, 3) for one in self.latencies if one],
+            "objects": self.objects, "resident": [int(sum(nbytes) / len(nbytes)) for nbytes in self.sizes if nbytes],
+            "p99_ms": [round(percentile(latencies, 0.99) * 1e3, 3) for latencies in self.latencies if latencies],
         }  # fmt: skip
         if self.device.type == "cuda":
-            found["device_bytes"] = torch.cuda.max_memory_reserved()
-        found["misses"] = Counter(found["misses"])
+            outcome["device_bytes"] = torch.cuda.max_memory_reserved()
+        outcome["misses"] = Counter(outcome["misses"])
         bars = {
-            "a wrong value": not found["wrong"], "an unexpected exception": not found["unexpected"],
+            "a wrong value": not outcome["wrong"], "an unexpected exception": not outcome["unexpected"],
             "the resident size grows": last <= third * 1.02, "the 99th percentile grows": tenth < second,
             "hot sizes are not replayed": ratio >= 0.95 or self.eager,
         }  # fmt: skip
-        found["missed"] = [name for name, held in bars.items() if not held]
-        return found
+        outcome["missed"] = [name for name, held in bars.items() if not held]
+        return outcome
 
 
 def _nothing() -> None:
-    """This request has all the time it needs."""
+    """No time limit for this request."""
 
 
 def _ring(*_: object) -> None:
@@ -212,12 +212,12 @@ def _bytes(value: Any) -> bytes:
 
 
 def resident() -> int:
-    """Bytes."""
+    """The resident size of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
 def percentile(values: list[float], part: float) -> float:
-    """0 of nothing."""
+    """A percentile of these values; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * part), len(ordered) - 1)] if ordered else 0.0
 
@@ -236,12 +236,12 @@ def main() -> int:
     sys.unraisablehook = lambda _: None  # a timeout in a weak reference's callback cannot come out
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = Run(options.seconds, options.threads, options.device, options.sizes, eager=options.eager)()
-    text = json.dumps(found, indent=1)
+        outcome = Run(options.seconds, options.threads, options.device, options.sizes, eager=options.eager)()
+    text = json.dumps(outcome, indent=1)
     if options.out is not None:
         options.out.write_text(text + "\n", encoding="utf-8")
     print(text)
-    return 1 if found["missed"] else 0
+    return 1 if outcome["missed"] else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What ``benchmarks.server`` serves: thirty functions and modules, each beside its own eager code.
 
-A service answers one request with the captured result and eager's. Weights change while nobody calls it.
+A service answers a request with the captured result and eager's. Weights change while no thread is in a call.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Answer = tuple[Any, Any, float]
 
 
 class Shared:
-    """Many may be inside, or one alone."""
+    """A lock that many may hold together, or one alone."""
 
     def __init__(self) -> None:
         self._inside, self._changed = 0, threading.Condition()
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """With others."""
+        """Hold it together with others."""
         with self._changed:
             self._inside += 1
         try:
@@ -45,14 +45,14 @@ class Shared:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Once all others have left; nobody comes in meanwhile."""
+        """Hold it alone: wait until all others have left, and let no new ones in."""
         with self._changed:
             self._changed.wait_for(lambda: not self._inside)
             yield
 
 
 class Mlp(nn.Module):
-    """With an adapter that is swapped as a whole."""
+    """An MLP with an adapter that is swapped as a whole."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Mlp(nn.Module):
 
 
 class Attention(nn.Module):
-    """Of one head, with a mask."""
+    """Attention of one head, with a mask."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Attention(nn.Module):
 
 
 class Lookup(nn.Module):
-    """Words to vectors; a word that it does not know is an error of an operator."""
+    """An embedding; an index out of range makes its operator raise."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Lookup(nn.Module):
 
 
 class Cell(nn.Module):
-    """Keeps its state."""
+    """A recurrent cell that keeps its state on itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def scaled(x: Tensor, factor: float, generator: torch.Generator) -> Tensor:
 
 
 def disarm() -> None:
-    """No request times out from here on."""
+    """End the present request's time limit."""
     if threading.current_thread() is threading.main_thread():
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -145,19 +145,20 @@ def _not_replayed(f: Any, call: Callable[[], Any]) -> str:
 
 
 class Service:
-    """One that is stateless: a captured module, whose class has the eager forward."""
+    """A stateless service: a captured module, whose class has the eager forward."""
 
     may_time_out = True
 
     def __init__(self, kind: Callable[[int], nn.Module], depth: int, device: torch.device, eager: bool) -> None:
         self.module = kind(depth).to(device)
         self.device, self.shared, self.kind = device, Shared(), kind
-        self.adapters = _adapters(device)  # its own: weights are loaded into them while nobody calls this service alone
+        # its own ones, as weights are loaded while only this service's calls are kept out
+        self.adapters = _adapters(device)
         self.spare = [one.state_dict() for one in (kind(depth).to(device), kind(depth).to(device))]
         self.f: Any = _served(self.module, eager, name=f"{type(self.module).__name__.lower()}{depth}")
 
     def request(self, random: Random, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments; one in a hundred is wrong."""
+        """Arguments for a request; one in a hundred is wrong."""
         fails = random.random() < 0.01
         if self.kind is Lookup:
             words = torch.randint(WORDS, (size,))
@@ -167,7 +168,7 @@ class Service:
         return (torch.randn(size, WIDTH, device=self.device),), {"fails": True} if fails else {}
 
     def call(self, ours: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An error is an answer, too."""
+        """Make a call; an error is an answer, too."""
         try:
             with torch.no_grad():
                 return self.f(*args, **kwargs) if ours else type(self.module).forward(self.module, *args, **kwargs)
@@ -175,7 +176,7 @@ class Service:
             return f"{type(error).__name__}: {error}"
 
     def answer(self, random: Random, size: int, arm: Callable[[], None]) -> Answer:
-        """Both, of one request. ``arm``: the captured call is to come, and may time out."""
+        """The captured and the eager answer. ``arm`` is called before the captured call, which may then time out."""
         args, kwargs = self.request(random, size)
         with self.shared.together():
             try:
@@ -184,17 +185,17 @@ class Service:
                 ours = self.call(True, args, kwargs)
                 took = clock() - begin
             finally:
-                disarm()  # in here: an alarm while the lock is given back would leave it taken
+                disarm()  # before the lock is released: an alarm in the release would leave it locked
             return ours, self.call(False, args, kwargs), took
 
     def probe(self, random: Random, size: int) -> str:
-        """What happens to a call like most in this thread; nothing where it is replayed."""
+        """Why a usual call of this thread is not replayed; empty where it is."""
         args, _ = self.request(random, size)
         with self.shared.alone():
             return _not_replayed(self.f, lambda: self.call(True, args, {}))
 
     def change(self, random: Random) -> None:
-        """Other weights: put into the parameters, put in their place, or another adapter."""
+        """Change weights: write into the parameters, replace them, or swap the adapter."""
         with self.shared.alone(), torch.no_grad():
             if isinstance(self.module, Mlp) and random.random() < 0.7:
                 self.module.adapter = random.choice(self.adapters)
@@ -203,13 +204,13 @@ class Service:
 
 
 def _adapters(device: torch.device) -> list[nn.Sequential]:
-    """Three."""
+    """Three adapters."""
     made = [(nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)) for _ in range(3)]
     return [nn.Sequential(*layers).to(device) for layers in made]
 
 
 class Training(Service):
-    """The same, with gradients: of a region that all threads share. Each takes its own."""
+    """A service with gradients through a region that all threads share; each thread gets its own gradients."""
 
     may_time_out = False
 
@@ -221,16 +222,16 @@ class Training(Service):
             return f"{type(error).__name__}: {error}"
         leaves = result.values() if isinstance(result, dict) else result if isinstance(result, tuple) else [result]
         loss = sum(leaf.square().mean() for leaf in leaves)
-        used = [one for one in self.module.parameters() if one.requires_grad]
-        return [one.detach() for one in leaves], torch.autograd.grad(loss, used, allow_unused=True)
+        used = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        return [leaf.detach() for leaf in leaves], torch.autograd.grad(loss, used, allow_unused=True)
 
 
 class Drawing(Service):
-    """A function of a request's own generator and number."""
+    """A function that draws from the request's generator and uses its number."""
 
     def __init__(self, number: int, device: torch.device, eager: bool) -> None:
         self.device, self.shared = device, Shared()
-        self.f = _served(scaled, eager, name=f"scaled{number}", max_recordings=12)  # three factors for each size
+        self.f = _served(scaled, eager, name=f"scaled{number}", max_recordings=12)  # three numbers for each size
 
     @override
     def request(self, random: Random, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -253,21 +254,21 @@ class Drawing(Service):
 
 
 class Sessions(Service):
-    """A state for each thread."""
+    """A service with a state for each thread."""
 
     def __init__(self, number: int, device: torch.device, eager: bool) -> None:
         self.device, self.shared, self.number, self.eager = device, Shared(), number, eager
         self._local = threading.local()
 
     def pair(self) -> tuple[Cell, Cell, Any]:
-        """This thread's: captured, eager, and what is called."""
+        """This thread's captured cell, eager cell, and the function that is called."""
         if not hasattr(self._local, "pair"):
             ours, eager = Cell().to(self.device), Cell().to(self.device)
             eager.load_state_dict(ours.state_dict())
             ours.h = eager.h = torch.zeros(1, WIDTH, device=self.device)
             self._local.pair = ours, eager, _served(ours, self.eager, name=f"cell{self.number}")
-        found: tuple[Cell, Cell, Any] = self._local.pair
-        return found
+        own: tuple[Cell, Cell, Any] = self._local.pair
+        return own
 
     @override
     def answer(self, random: Random, size: int, arm: Callable[[], None]) -> Answer:
@@ -283,7 +284,7 @@ class Sessions(Service):
                 return (result, ours.h, ours.count.clone()), expected, clock() - begin
             except TimeoutError:
                 disarm()
-                # it was stopped before all, between the two that the body writes, or after all
+                # the call was stopped before, between or after its two writes
                 if torch.equal(ours.count, count) or torch.equal(ours.h, h):
                     eager.h = h
                 eager.count.copy_(ours.count)
@@ -309,11 +310,11 @@ def _served(function: Any, eager: bool, **options: Any) -> Any:
 
 
 def services(device: torch.device, *, eager: bool = False) -> list[Service]:
-    """Thirty. ``eager``: none of them is captured."""
+    """The thirty services. ``eager``: none is captured."""
     torch.manual_seed(0)
-    found: list[Service] = [Service(Mlp, depth, device, eager) for depth in range(1, 9)]
-    found += [Service(Attention, depth, device, eager) for depth in range(1, 6)]
-    found += [Service(Lookup, depth, device, eager) for depth in range(1, 5)]
-    found += [Training(kind, depth, device, eager) for kind in (Mlp, Attention) for depth in range(1, 4)]
-    found += [Drawing(number, device, eager) for number in range(3)]
-    return found + [Sessions(number, device, eager) for number in range(4)]
+    made: list[Service] = [Service(Mlp, depth, device, eager) for depth in range(1, 9)]
+    made += [Service(Attention, depth, device, eager) for depth in range(1, 6)]
+    made += [Service(Lookup, depth, device, eager) for depth in range(1, 5)]
+    made += [Training(kind, depth, device, eager) for kind in (Mlp, Attention) for depth in range(1, 4)]
+    made += [Drawing(number, device, eager) for number in range(3)]
+    return made + [Sessions(number, device, eager) for number in range(4)]

@@ -1,7 +1,7 @@
-"""Timing: two sides of a comparison, alternated in one process, so that a slow moment of the machine meets both.
+"""Timing of two sides in turn in one process, so that a slow moment of the machine affects both.
 
-A round times each side in a few short slices, in turn, and keeps the least disturbed slice of each. A figure is the
-median over rounds of what one round says.
+A round times each side in a few short slices, in turn, and keeps each side's fastest slice. A figure is the median over
+rounds.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """Over the rounds."""
+        """The median of the rounds."""
         return statistics.median(self.values)
 
     @property
     def minimum(self) -> float:
-        """The best round."""
+        """The fastest round."""
         return min(self.values)
 
     @property
@@ -61,7 +61,7 @@ class Figure:
 
     @property
     def passed(self) -> bool | None:
-        """The median stays within the bar; None without a bar."""
+        """Whether the median is within the bar; None without a bar."""
         return None if self.bar is None else self.median <= self.bar
 
 
@@ -94,7 +94,7 @@ def alternate(sides: Sequence[Side], effort: Effort) -> list[tuple[float, ...]]:
 
 
 def _calls_in(side: Side, milliseconds: float) -> int:
-    """Calls that take about this long; they also warm the side up."""
+    """The number of calls that take about this long. Counting them also warms the side up."""
     calls = 1
     while (taken := _slice_us(side, calls) * calls / 1e3) < milliseconds:
         calls = max(calls + 1, min(calls * 8, int(calls * 1.1 * milliseconds / max(taken, 1e-6))))

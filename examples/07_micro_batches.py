@@ -21,7 +21,7 @@ class Learner:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2), fused=True)
 
     def gradients(self, x: Tensor, y: Tensor) -> Tensor:
-        """Adds to what is in ``.grad``."""
+        """Add this micro-batch's gradients to ``.grad``."""
         loss = F.mse_loss(self.model(x), y) / MICRO_BATCHES
         loss.backward()
         return loss.detach()
@@ -48,7 +48,7 @@ def train(learner: Learner, steps: int) -> list[float]:
 model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
 captured, eager = Learner(model), Learner(copy.deepcopy(model))
 for parameter in [*captured.model.parameters(), *eager.model.parameters()]:
-    parameter.grad = torch.zeros_like(parameter)  # there from the first step on: adding to it is then all that differs
+    parameter.grad = torch.zeros_like(parameter)  # from the first step on there is a gradient to add to
 captured.gradients = capture(captured.gradients)  # type: ignore[method-assign]
 captured.update = capture(captured.update)  # type: ignore[method-assign]
 

@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 def replicated(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)  # its gradients are where the buckets are
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)  # gradients are views of the buckets
 
 
 def sharded(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:

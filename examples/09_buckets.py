@@ -15,7 +15,7 @@ layers = [module for _ in range(12) for module in (nn.Linear(16, 16), nn.GELU(),
 model = nn.Sequential(*layers, nn.Linear(16, 4)).eval()
 
 
-@capture(buckets={"batch": {0: SIZES}}, tolerance=1e-4)  # kernels round otherwise at another size
+@capture(buckets={"batch": {0: SIZES}}, tolerance=1e-4)  # kernels may round differently for another size
 def score(batch: Tensor) -> Tensor:
     scores: Tensor = model(batch)
     return scores

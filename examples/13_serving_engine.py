@@ -22,7 +22,8 @@ NAMES = ("ids", "positions", "slot_mapping", "block_tables", "lengths")
 
 
 class Attention(nn.Module):
-    """Over the slots of a sequence's blocks. Block 0 is nobody's: what has no slot (-1) leaves it as it is."""
+    """Attention over the slots of a sequence's blocks. No sequence has block 0; a row without a slot (-1) writes
+    nothing."""
 
     keys: Tensor
     values: Tensor
@@ -34,13 +35,13 @@ class Attention(nn.Module):
             self.register_buffer(name, torch.zeros(BLOCKS * BLOCK, HEADS, WIDTH // HEADS))
 
     def write(self, cache: Tensor, rows: Tensor, slot_mapping: Tensor) -> None:
-        """One row a sequence, at its slot."""
+        """Write one row for each sequence, at its slot."""
         at = slot_mapping.clamp(min=0)
         cache.index_put_((at,), torch.where((slot_mapping >= 0)[:, None, None], rows, cache[at]))
 
     @override
     def forward(self, x: Tensor, slot_mapping: Tensor, slots: Tensor, seen: Tensor) -> Tensor:
-        """``slots``: of all that each sequence may see, ``seen``: what of it is there."""
+        """``slots``: the slots of each sequence's blocks. ``seen``: which of them are filled."""
         q, k, v = self.project(x).view(-1, 3, HEADS, WIDTH // HEADS).unbind(1)
         self.write(self.keys, k, slot_mapping)
         self.write(self.values, v, slot_mapping)
@@ -103,7 +104,7 @@ class Engine:
             self.decode = capture(model.decode, buckets=padded, fill=fill, tolerance=(1e-4, 1e-5))
 
     def step(self) -> None:
-        """Admit, decode one token each, let go."""
+        """Admit requests, decode one token of each, and release those that are finished."""
         while self.waiting and len(self.running) < MOST and len(self.free) >= MOST_BLOCKS:
             request = self.waiting.popleft()
             request.blocks = [self.free.pop() for _ in range(MOST_BLOCKS)]
@@ -111,18 +112,21 @@ class Engine:
         if not self.running:
             return
         at = [request.done for request in self.running]
-        slots = [one.blocks[done // BLOCK] * BLOCK + done % BLOCK for one, done in zip(self.running, at, strict=True)]
+        slots = [
+            request_now.blocks[done // BLOCK] * BLOCK + done % BLOCK
+            for request_now, done in zip(self.running, at, strict=True)
+        ]
         inputs = [
             [request.tokens[done] for request, done in zip(self.running, at, strict=True)], at, slots,
             [request.blocks for request in self.running], [done + 1 for done in at],
         ]  # fmt: skip
-        found = self.decode(*[torch.tensor(one) for one in inputs]).tolist()
-        for request, token in zip(self.running, found, strict=True):
+        tokens = self.decode(*[torch.tensor(column) for column in inputs]).tolist()
+        for request, token in zip(self.running, tokens, strict=True):
             request.done += 1
-            if request.done == len(request.tokens):  # the prompt is read
+            if request.done == len(request.tokens):  # the whole prompt is read
                 request.tokens.append(token)
                 request.asked -= 1
-        for request in [one for one in self.running if one.is_finished]:
+        for request in [served for served in self.running if served.is_finished]:
             self.running.remove(request)
             self.free += request.blocks
 
@@ -146,8 +150,10 @@ def main() -> None:
     torch.manual_seed(0)
     model = Model().eval()
     eager, engine = Engine(model, captured=False), Engine(model, captured=True)
-    ones = torch.ones(1, dtype=torch.long)
-    report = warmup(engine.decode).cases([(ones, ones, ones, ones.expand(1, MOST_BLOCKS), ones)], progress=False)
+    batch_of_one = torch.ones(1, dtype=torch.long)
+    report = warmup(engine.decode).cases(
+        [(batch_of_one, batch_of_one, batch_of_one, batch_of_one.expand(1, MOST_BLOCKS), batch_of_one)], progress=False
+    )
     print("recorded before the first request:", report.recorded)
     print("the same tokens as eager:", all(serve(engine, seed) == serve(eager, seed) for seed in range(3)))
     print(
@@ -158,7 +164,9 @@ def main() -> None:
     after = recordings(engine.decode)
     replayed, ran = after.replays - before.replays, after.body_runs - before.body_runs
     print("later on, most steps replay:", replayed > 4 * ran)
-    three = [torch.tensor(one) for one in ([1, 2, 3], [0, 0, 0], [8, 40, 72], [[1] * 4, [5] * 4, [9] * 4], [1, 1, 1])]
+    three = [
+        torch.tensor(column) for column in ([1, 2, 3], [0, 0, 0], [8, 40, 72], [[1] * 4, [5] * 4, [9] * 4], [1, 1, 1])
+    ]
     print(gain(lambda: model.decode(*three), lambda: engine.decode(*three)))
     print("why: the operators of a step are launched from C; the batch of 3 is padded to 4")
 

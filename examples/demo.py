@@ -56,7 +56,7 @@ def choose_device() -> torch.device:
 
 
 def timed(pair: Pair, program: object, calls: int, seed: int) -> tuple[float, Tensor]:
-    """Microseconds a call, and what came out last. Draws start from the seed."""
+    """Microseconds a call, and the last result. Draws start from the seed."""
     assert callable(program)
     torch.manual_seed(seed)
     begin = time.perf_counter()
@@ -66,7 +66,7 @@ def timed(pair: Pair, program: object, calls: int, seed: int) -> tuple[float, Te
 
 
 def measure(pair: Pair, options: Options) -> Result:
-    """Both in turn, for some rounds, each with as many calls as eager makes in the time given."""
+    """Time both in turn for some rounds, each with as many calls as eager makes in the time given."""
     captured = capture(pair.captured, static=pair.static)
     with torch.set_grad_enabled(pair.with_gradients):
         for seed in range(2):  # warm up: watched, recorded
@@ -87,7 +87,7 @@ def measure(pair: Pair, options: Options) -> Result:
 
 
 def table(results: list[Result]) -> str:
-    """A row a program."""
+    """The results as a table with a row for each program."""
     lines = [f"{'program':<24}{'eager':>12}{'captured':>12}{'gain':>8}  same numbers  replays  eager calls"]
     for result in results:
         counts, same = result.counts, "yes" if result.same else "NO"
@@ -97,7 +97,7 @@ def table(results: list[Result]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, show, explain."""
+    """Measure, print the table, and write plot and report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="few calls: the numbers say nothing about speed")
     options = QUICK if parser.parse_args(arguments).quick else FULL

@@ -18,7 +18,7 @@ def bars(path: Path, title: str, values: Mapping[str, tuple[float, float]]) -> N
     draw = ImageDraw.Draw(image)
     small, large = ImageFont.load_default(13), ImageFont.load_default(18)
     whole = WIDTH - LEFT - RIGHT
-    longest = whole / max(1.0, *(captured / eager for eager, captured in values.values()))  # of what takes eager's time
+    longest = whole / max(1.0, *(captured / eager for eager, captured in values.values()))  # the length of eager's bar
     draw.text((LEFT, 14), title, fill="black", font=large)
     for number, (name, colour) in enumerate(COLOURS.items()):
         draw.rectangle((LEFT + 110 * number, 52, LEFT + 110 * number + 12, 64), fill=colour)

@@ -18,7 +18,8 @@ from examples.gpt import GPT, Cache, Shape
 
 
 class Pair(NamedTuple):
-    """Two equal programs: what to call, and ``run``, which calls it ``calls`` times and gives what came out last."""
+    """Two equal programs: the functions to call, and ``run``, which calls one ``calls`` times and gives the last
+    result."""
 
     title: str
     eager: Callable[..., object]
@@ -50,7 +51,7 @@ class SoftActorCritic:
         ]
 
     def act(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """An action, squashed to -1 to 1, and the logarithm of its density."""
+        """An action between -1 and 1, and the logarithm of its density."""
         mean, log_std = self.actor(state).chunk(2, -1)
         noise = torch.randn_like(mean)
         action = torch.tanh(mean + log_std.clamp(-5, 2).exp() * noise)
@@ -156,7 +157,7 @@ class PolicyGradient:
         )
 
     def update(self, observed_TBD: Tensor, actions_TB: Tensor, returns_TB: Tensor) -> Tensor:
-        """All of it: forward, loss, backward through time, the optimizer's step. Gives the loss."""
+        """One update: forward, loss, backward through time and the optimizer's step. Gives the loss."""
         out = self.policy(observed_TBD)
         chances, values = out[..., :4], out[..., 4]
         chosen = chances.gather(-1, actions_TB[..., None]).squeeze(-1)

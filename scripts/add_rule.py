@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     refused = refusal(given.code, given.name)
     if refused:
         parser.error(refused)
-    # A remark need not make the plans stale that exist: such a rule has to be declared, and is held to it.
+    # A rule that only remarks leaves existing plans in use; it says so, and a decision of it is refused.
     decides = ", decides=False" if given.severity in ("note", "copy") else ""
     rule = RULE.format(code=given.code, name=given.name, severity=given.severity.upper(), decides=decides)
     for folder, text in (("capture/rules", rule), ("tests/rules/cases", CASES.format(code=given.code))):
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def refusal(code: str, name: str) -> str | None:
-    """Why there can be no such rule, if there cannot."""
+    """Why such a rule cannot be added, or None."""
     if not re.fullmatch(r"CG\d{3}", code):
         return f"{code!r} is no code: CG and three digits"
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DEVICE_FOLDERS = ("engines", "distributed", "torch_private")
 """What differs between devices belongs here; everywhere else an engine is asked."""
 RUNS_TEXT = ("exec", "eval", "compile", "ast.parse", "builtins.exec", "builtins.eval")
-MAX_FUNCTION_LINES = 60  # without the docstring: words for the reader are not what makes a function long
+MAX_FUNCTION_LINES = 60  # without the docstring
 MAX_TEST_FILE_LINES = 600
 
 
@@ -30,7 +30,7 @@ class Tree:
         self.files = {path.relative_to(root): ast.parse(path.read_text(encoding="utf-8")) for path in files}
 
     def walk(self, *, without: tuple[str, ...] = ()) -> Iterator[tuple[str, ast.AST]]:
-        """Every node with its place; not those of the folders named."""
+        """Every node with its place, except in the named folders."""
         for path, tree in self.files.items():
             if path.parts[1] not in without:
                 for node in ast.walk(tree):
@@ -49,19 +49,19 @@ def module_of(path: Path) -> str:
 def imports(tree: Tree) -> dict[str, set[str]]:
     """The modules of the package that each of them imports."""
     modules = {module_of(path) for path in tree.files}
-    found: dict[str, set[str]] = {name: set() for name in modules}
+    imported: dict[str, set[str]] = {name: set() for name in modules}
     for path, parsed in tree.files.items():
         for node in ast.walk(parsed):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module:
                 below = (f"{node.module}.{alias.name}" for alias in node.names)
                 names = [name if name in modules else node.module for name in below]
-            found[module_of(path)].update(name for name in names if name in modules)
-    return found
+            imported[module_of(path)].update(name for name in names if name in modules)
+    return imported
 
 
 def circles(tree: Tree) -> list[str]:
-    """The modules that reach themselves, one line a circle."""
+    """Circles of imports: one line for each set of modules that reach themselves."""
     below = imports(tree)
 
     def reached(start: str) -> set[str]:
@@ -75,7 +75,7 @@ def circles(tree: Tree) -> list[str]:
         return seen
 
     reach = {name: reached(name) for name in below}
-    own = {name: frozenset({other for other in reach[name] if name in reach[other]}) for name in below}
+    own = {name: frozenset({member for member in reach[name] if name in reach[member]}) for name in below}
     return sorted(" <-> ".join(sorted(group)) for group in set(own.values()) if group)
 
 
@@ -89,13 +89,13 @@ def layers(root: Path) -> dict[str, int]:
 def imports_up(tree: Tree) -> list[str]:
     """Imports of a later stage by an earlier one."""
     place = layers(tree.root)
-    found = []
+    upward = []
     for name, below in imports(tree).items():
-        for other in below:
-            ends = [one.split(".")[1] for one in (name, other) if "." in one]
+        for imported in below:
+            ends = [module.split(".")[1] for module in (name, imported) if "." in module]
             if len(ends) == 2 and place[ends[0]] < place[ends[1]]:
-                found.append(f"{name} -> {other}")
-    return sorted(found)
+                upward.append(f"{name} -> {imported}")
+    return sorted(upward)
 
 
 def modules_at_the_top(tree: Tree) -> list[str]:
@@ -115,14 +115,14 @@ def dotted(node: ast.expr) -> str:
 
 
 def _says_cuda(node: ast.expr) -> bool:
-    """A text with the word, or a display such as ``("cpu", "cuda")`` that has one."""
+    """Whether this is a string with the word ``cuda``, or a tuple, list or set with one."""
     members = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
     texts = [one.value for one in members if isinstance(one, ast.Constant) and isinstance(one.value, str)]
     return any(re.search(r"\bcuda\b", text) for text in texts)
 
 
 def _asks_a_device(node: ast.AST) -> bool:
-    """A comparison, ``in``, ``startswith`` or ``case`` with the word ``cuda``, or ``x.is_cuda``."""
+    """Whether this is a comparison, ``in``, ``startswith`` or ``case`` with the word ``cuda``, or ``x.is_cuda``."""
     if isinstance(node, ast.Compare):
         return any(map(_says_cuda, [node.left, *node.comparators]))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -133,7 +133,7 @@ def _asks_a_device(node: ast.AST) -> bool:
 
 
 def _conditions(node: ast.AST) -> list[ast.expr]:
-    """The expressions below ``node`` that decide which way is taken."""
+    """The expressions below ``node`` that conditions are made of."""
     if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
         return [node.test]
     if isinstance(node, ast.BoolOp):
@@ -145,7 +145,7 @@ def _conditions(node: ast.AST) -> list[ast.expr]:
 
 def device_tests(tree: Tree) -> list[str]:
     """Places outside of ``DEVICE_FOLDERS`` that take another way on a CUDA device."""
-    found = set()
+    places = set()
     for place, node in tree.walk(without=DEVICE_FOLDERS):
         by_condition = any(
             dotted(part).startswith("torch.cuda.")
@@ -154,12 +154,12 @@ def device_tests(tree: Tree) -> list[str]:
             if isinstance(part, ast.Attribute)
         )
         if by_condition or _asks_a_device(node):
-            found.add(place)
-    return sorted(found)
+            places.add(place)
+    return sorted(places)
 
 
 def text_that_runs(tree: Tree) -> list[str]:
-    """Calls that run or parse text as Python; ``re.compile`` is none: names count whole."""
+    """Calls that run or parse text as Python. Names are compared whole, so ``re.compile`` does not count."""
     return sorted(
         f"{place} {dotted(node.func)}"
         for place, node in tree.walk()
@@ -206,9 +206,9 @@ def main() -> int:
     over = []
     print("| counted | found | at most |\n|---|---|---|")
     for name, (count, limit) in COUNTS.items():
-        found = count(tree)
-        print(f"| {name} | {len(found)} | {limit} |")
-        over += [f"{name}: {one}" for one in found] if len(found) > limit else []
+        places = count(tree)
+        print(f"| {name} | {len(places)} | {limit} |")
+        over += [f"{name}: {place}" for place in places] if len(places) > limit else []
     print("\n".join(over), file=sys.stderr)
     return 1 if over else 0
 

@@ -1,6 +1,6 @@
-"""A transformer block as a package of AOTInductor: captured, alone and between captured functions, beside itself.
+"""A transformer block as a package of AOTInductor, captured (alone, and between captured functions) and not captured.
 
-All of it runs in a process of its own: on some machines torch's loader crashes.
+It runs in a process of its own, as torch's loader crashes on some machines.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ ROUNDS, CALLS = 7, 200
 PACKAGE, OURS, CHAIN, OUR_CHAIN = "package", "ours", "chain", "chain, ours"
 COMPILED, REDUCE_OVERHEAD = "torch.compile", 'mode="reduce-overhead"'
 SIDES = (PACKAGE, OURS, CHAIN, OUR_CHAIN, COMPILED, REDUCE_OVERHEAD)
-ALONE = 1  # the batch at which torch.compile stands beside, so that it compiles once
+ALONE = 1  # the one batch that torch.compile is measured at too, so that it compiles once
 Call = Callable[[Tensor], Tensor]
 JOB: Job = ("block",)
-IMPORTED = time.monotonic()  # by the process that compiles
+IMPORTED = time.monotonic()  # when the process that compiles began
 
 
 class Block(nn.Module):
@@ -67,38 +67,38 @@ def after(y: Tensor) -> Tensor:
 
 
 def measure(setting: Setting) -> Outcome:
-    """Microseconds a call at three batch sizes; the same bits as the package that is not captured."""
+    """Microseconds a call at three batch sizes; results have to be the uncaptured package's, bit for bit."""
     seconds = setting.seconds(150, 600)
     limits = Limits(workers=1, begun_s=1, ready_s=0.8 * seconds, measured_s=0.2 * seconds)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        # A handful of kernels is compiled sooner than a pool of processes has started.
+        # Compiling these few kernels takes less time than starting a pool of processes.
         results, failed = fleet.run(
             prepare, [JOB], setting, limits, TORCHINDUCTOR_CACHE_DIR=folder, TMPDIR=folder,
             CUBLAS_WORKSPACE_CONFIG=":4096:8", TORCHINDUCTOR_COMPILE_THREADS="1",
         )  # fmt: skip
     if JOB not in results:
         return Outcome(wrong=(f"a block as a package: {failed[JOB]}",))
-    one = results[JOB]
+    result = results[JOB]
     rows = [("batch", *[f"us {name}" for name in SIDES], "")]
     for batch in BATCHES:
-        us = {name: f"{statistics.median(times):.1f}" for name, times in one["us"][batch].items()}
+        us = {name: f"{statistics.median(times):.1f}" for name, times in result["us"][batch].items()}
         rows.append((str(batch), *[us.get(name, "") for name in SIDES], ""))
-    rows += [("", *[""] * len(SIDES), f"{name}: {counts}") for name, counts in one["counts"]]
-    return Outcome(figures=_figures(one), rows=tuple(rows), wrong=tuple(one["wrong"]), details=one)
+    rows += [("", *[""] * len(SIDES), f"{name}: {counts}") for name, counts in result["counts"]]
+    return Outcome(figures=_figures(result), rows=tuple(rows), wrong=tuple(result["wrong"]), details=result)
 
 
-def _figures(one: Result) -> tuple[Figure, ...]:
-    found: list[Figure] = []
+def _figures(result: Result) -> tuple[Figure, ...]:
+    figures: list[Figure] = []
     for batch in BATCHES:
-        us = one["us"][batch]
+        us = result["us"][batch]
         bar = 1.0 if batch == 1 else None
         pairs = (OURS, PACKAGE, bar), (OUR_CHAIN, CHAIN, bar), (OURS, COMPILED, None), (OURS, REDUCE_OVERHEAD, None)
-        found += [
+        figures += [
             ratio(f"batch {batch}: {name}", f"/ {below}", us[name], us[below], most)
             for name, below, most in pairs
             if below in us
         ]
-    return tuple(found)
+    return tuple(figures)
 
 
 # ------------------------------------------------------------------------------------------------ inside the process
@@ -126,7 +126,7 @@ class Captured:
 
 
 def prepare(job: Job, setting: Setting) -> Measure:
-    """Compile, load twice, compare. Says what is done, so that a run that takes too long tells where it was."""
+    """Compile, load twice, and compare. It prints each step, so that a run that takes too long shows where it was."""
     del job
     torch.manual_seed(0)
     dtype = setting.pick(torch.bfloat16, torch.float32)
@@ -163,17 +163,17 @@ def prepare(job: Job, setting: Setting) -> Measure:
 def _counts(asked: dict[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
     """What each function of the chain did, and which were never replayed."""
     counts, idle = [], []
-    for name, one in asked.items():
-        found = recordings(one)
-        text = f"{found.recordings} recordings, {found.replays} replays, {found.eager_calls} eager calls"
+    for name, function in asked.items():
+        counted = recordings(function)
+        text = f"{counted.recordings} recordings, {counted.replays} replays, {counted.eager_calls} eager calls"
         counts.append((name, text))
-        if not found.replays:
-            idle.append(f"{name}: never replayed: {'; '.join(f'{f.code} {f.what}' for f in found.findings)}")
+        if not counted.replays:
+            idle.append(f"{name}: never replayed: {'; '.join(f'{f.code} {f.what}' for f in counted.findings)}")
     return counts, idle
 
 
 def _loaded_twice(block: Block, example: Tensor) -> list[Any]:
-    """Of which one stays as it is."""
+    """The package loaded twice, of which one copy is not captured."""
     path = str(Path(os.environ["TMPDIR"]) / "block.pt2")
     shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
     program = torch.export.export(block, (example,), dynamic_shapes=shapes)
@@ -203,7 +203,7 @@ def _reduced(block: Block) -> Call:
 
 
 def _differences(sides: dict[str, Call], inputs: dict[int, list[Tensor]], when: str) -> list[str]:
-    """Every shape until it is replayed, and results that are kept while others are computed."""
+    """Where results differ: each shape until it is replayed, and results that are kept while others are computed."""
     wrong = []
     for ours, theirs in ((OURS, PACKAGE), (OUR_CHAIN, CHAIN)):
         pairs = []
@@ -211,7 +211,7 @@ def _differences(sides: dict[str, Call], inputs: dict[int, list[Tensor]], when: 
             for batch, given in inputs.items():
                 x = given[number % SEEDS]
                 pairs.append((batch, sides[ours](x), sides[theirs](x)))
-        bad = sorted({batch for batch, found, expected in pairs if not torch.equal(found, expected)})
+        bad = sorted({batch for batch, result, expected in pairs if not torch.equal(result, expected)})
         wrong += [f"{ours}, batch {batch}: not what the package gives {when}" for batch in bad]
     return wrong
 

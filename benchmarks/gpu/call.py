@@ -35,11 +35,11 @@ def measure(setting: Setting) -> Outcome:
     figures: list[Figure] = []
     wrong: list[str] = []
     for name, count in (("1 input", 1), ("8 inputs", 8)):
-        found, mistakes = _compare(name, count, setting)
-        figures += found
+        compared, mistakes = _compare(name, count, setting)
+        figures += compared
         wrong += mistakes
-    found, mistakes = _large(setting)
-    figures += found
+    compared, mistakes = _large(setting)
+    figures += compared
     wrong += mistakes
     return Outcome(figures=tuple(figures), wrong=tuple(wrong))
 

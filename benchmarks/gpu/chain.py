@@ -38,7 +38,7 @@ class Layer(nn.Module):
 
 
 class Empty(nn.Module):
-    """What a call of a module costs by itself."""
+    """A module that does nothing, to time a module's call by itself."""
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Empty(nn.Module):
 
 
 def function_of(layer: Layer) -> Callable[[Tensor], Tensor]:
-    """The layer's body, without a call of the layer."""
+    """The layer's computation as a function, without a module's call."""
     linear = layer.linear
 
     @capture

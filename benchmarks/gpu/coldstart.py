@@ -36,29 +36,29 @@ def measure(setting: Setting) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         warm = Path(folder) / "warm"
         _child("llama", setting, warm)
-        found: dict[str, list[Child]] = {"eager": [], "cold": [], "warm": []}
+        children: dict[str, list[Child]] = {"eager": [], "cold": [], "warm": []}
         for number in range(setting.processes):
-            found["eager"].append(_child("eager", setting, None))
-            found["cold"].append(_child("llama", setting, Path(folder) / f"cold{number}"))
-            found["warm"].append(_child("llama", setting, warm))
+            children["eager"].append(_child("eager", setting, None))
+            children["cold"].append(_child("llama", setting, Path(folder) / f"cold{number}"))
+            children["warm"].append(_child("llama", setting, warm))
         _child("shapes", setting, warm)
         shapes = [_child("shapes", setting, warm) for _ in range(setting.processes)]
-    wrong = _mistakes(found, shapes, setting)
+    wrong = _mistakes(children, shapes, setting)
     rows: list[tuple[str, ...]] = [("process", "plans loaded", "observations", "recordings", "eager calls", "tokens")]
     rows += [
-        (name, *(str(one.get(part, "")) for part in ("plans_loaded", "observations", "recordings", "eager_calls")),
-         str(one.get("tokens", "")))
-        for name, one in [*((name, runs[-1]) for name, runs in found.items()), ("64 shapes, warm", shapes[-1])]
+        (name, *(str(child.get(part, "")) for part in ("plans_loaded", "observations", "recordings", "eager_calls")),
+         str(child.get("tokens", "")))
+        for name, child in [*((name, runs[-1]) for name, runs in children.items()), ("64 shapes, warm", shapes[-1])]
     ]  # fmt: skip
     return Outcome(
-        figures=_figures(found, shapes), rows=tuple(rows), wrong=tuple(wrong),
-        details={**found, "shapes": shapes},
+        figures=_figures(children, shapes), rows=tuple(rows), wrong=tuple(wrong),
+        details={**children, "shapes": shapes},
     )  # fmt: skip
 
 
-def _figures(found: dict[str, list[Child]], shapes: Sequence[Child]) -> tuple[Figure, ...]:
+def _figures(children: dict[str, list[Child]], shapes: Sequence[Child]) -> tuple[Figure, ...]:
     def seconds(side: str, part: str) -> tuple[float, ...]:
-        return tuple(float(one[part]) for one in found[side])
+        return tuple(float(child[part]) for child in children[side])
 
     figures = [
         Figure(name=f"first token, {name}", unit="s", values=seconds(side, "first"))
@@ -72,25 +72,26 @@ def _figures(found: dict[str, list[Child]], shapes: Sequence[Child]) -> tuple[Fi
         cold = statistics.median(seconds("cold", part))
         values = tuple(value / cold for value in seconds("warm", part))
         figures.append(Figure(name=f"{name}, warm", unit="/ median of empty cache", values=values, bar=bar))
-    took = tuple(float(one["seconds"]) for one in shapes)
+    took = tuple(float(child["seconds"]) for child in shapes)
     figures.append(
         Figure(name=f"{shapes[0]['shapes']} shapes from a warm cache", unit="s in all", values=took, bar=1.2)
     )
     return tuple(figures)
 
 
-def _mistakes(found: dict[str, list[Child]], shapes: Sequence[Child], setting: Setting) -> list[str]:
-    expected = found["eager"][0]["tokens"]
+def _mistakes(children: dict[str, list[Child]], shapes: Sequence[Child], setting: Setting) -> list[str]:
+    expected = children["eager"][0]["tokens"]
     wrong = [
-        f"coldstart: {name} process {number} decodes {one['tokens']}, eager {expected}"
-        for name, runs in found.items()
-        for number, one in enumerate(runs)
-        if one["tokens"] != expected
+        f"coldstart: {name} process {number} decodes {child['tokens']}, eager {expected}"
+        for name, runs in children.items()
+        for number, child in enumerate(runs)
+        if child["tokens"] != expected
     ]
-    wrong += [f"coldstart: a warm process took no plan from the cache: {one}"
-              for one in found["warm"] if not one["plans_loaded"] or one["observations"]]  # fmt: skip
-    wrong += [f"coldstart: 64 shapes: {one}" for one in shapes
-              if one["recordings"] != setting.pick(SHAPES, 4) or one["differ"] or one["observations"]]  # fmt: skip
+    wrong += [f"coldstart: a warm process took no plan from the cache: {child}"
+              for child in children["warm"] if not child["plans_loaded"] or child["observations"]]  # fmt: skip
+    wrong += [f"coldstart: 64 shapes: {child}" for child in shapes
+              if child["recordings"] != setting.pick(SHAPES, 4)
+              or child["differ"] or child["observations"]]  # fmt: skip
     return wrong
 
 
@@ -99,7 +100,7 @@ def _child(kind: str, setting: Setting, cache: Path | None) -> Child:
     environment = {**os.environ, "CAPTURE_CACHE": "0" if cache is None else "1", "PYTHONPATH": str(ROOT)}
     if cache is not None:
         environment["CAPTURE_CACHE_DIR"] = str(cache)
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # bytecode is there, as that of an installed package
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled bytecode is used, as with an installed package
     command = [sys.executable, "-m", "benchmarks.gpu.coldstart", kind, setting.device, *(["tiny"] * setting.tiny)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
     if done.returncode:
@@ -119,7 +120,7 @@ def child(kind: str, setting: Setting) -> Child:
 
 
 def _llama(setting: Setting, *, captured: bool) -> Child:
-    """Nothing but making the weights and the empty cache has run on the device when the clock starts."""
+    """Time a Llama-shaped model. When the clock starts only weights and the empty cache were made on the device."""
     model = nets.llama(setting)
     cache = nets.static_cache(model, setting.pick(LENGTH, 64), setting)
     step = nets.token_step(model, cache)

@@ -23,7 +23,7 @@ BAR = 0.95
 
 
 def measure(setting: Setting) -> Outcome:
-    """A row a model and pass; the geometric means of all."""
+    """A row for each model and pass, and the geometric means of all."""
     jobs = passes.jobs_of([net.name for net in NETS])
     limits = passes.limits(setting.seconds(480, 4000), setting.pick(10, 2))
     results, failed = fleet.run(prepare, jobs, setting, limits, CUBLAS_WORKSPACE_CONFIG=":4096:8")
@@ -39,10 +39,10 @@ def prepare(job: Job, setting: Setting) -> Measure:
     twins = copy.deepcopy(model), copy.deepcopy(model)
     theirs = _step(contest, torch.compile(twins[0], backend="cudagraphs"), twins[0])
     contest.warm(THEIRS, Side(twins[0], theirs, torch.compiler.cudagraph_mark_step_begin))
-    known = set(map(id, graphs()))
+    graphs_before = set(map(id, graphs()))
     ours = _step(contest, torch.compile(twins[1], backend=backend), twins[1])
     contest.warm(OURS, Side(twins[1], ours, mark_step_begin))
-    made = [graph for graph in graphs() if id(graph) not in known]
+    made = [graph for graph in graphs() if id(graph) not in graphs_before]
     contest.sides[OURS].captured = lambda: made
     return contest.ready((EAGER, THEIRS, OURS), (THEIRS, OURS))
 

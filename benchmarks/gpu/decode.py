@@ -26,7 +26,7 @@ Step = nets.Step
 
 @define
 class Session:
-    """One mechanism: its own cache, its own loop. The loop clones every token, whoever made it."""
+    """One mechanism with its own cache and loop. The loop clones every token, whichever mechanism made it."""
 
     model: Any
     cache: Any
@@ -38,7 +38,7 @@ class Session:
     note: str = ""
 
     def restart(self) -> None:
-        """Cache and token as after the prompt, every tensor where it was."""
+        """Restore cache and token to what they were after the prompt, in the same tensors."""
         self.cache.reset()
         logits = self.model(self.prompt, past_key_values=self.cache, use_cache=True).logits
         self.ids = logits[:, -1:].argmax(-1).clone()
@@ -90,7 +90,7 @@ def measure(setting: Setting) -> Outcome:
 
 
 def _reproducible(sessions: dict[str, Session]) -> list[int]:
-    """Eager's tokens, as far as eager gives them again: some kernels sum in another order on every run."""
+    """The first tokens that eager gives in two runs alike: some kernels sum in another order in every run."""
     if EAGER not in sessions or AGAIN not in sessions:
         return []
     tokens, again = sessions[EAGER].text(), sessions[AGAIN].text()
@@ -147,20 +147,20 @@ def _note(session: Session) -> str:
 
 
 def _wrong(sessions: dict[str, Session], failed: dict[str, str], expected: list[int]) -> tuple[str, ...]:
-    """Ours must be eager's tokens; ours around compiled code those of the compiled code."""
+    """What is wrong: our tokens must be eager's, and those of ours around compiled code the compiled code's."""
     ours = (OURS, OURS_LAYERS, OURS_COMPILED)
-    found = [f"{name} failed: {text}" for name, text in failed.items() if name in ours]
+    mistakes = [f"{name} failed: {text}" for name, text in failed.items() if name in ours]
     for name in ours:
         session = sessions.get(name)
         if session is None:
             continue
         if name == OURS and session.text()[: len(expected)] != expected:
-            found.append(f"{name}: tokens {_same(session.text(), expected)}")
+            mistakes.append(f"{name}: tokens {_same(session.text(), expected)}")
         if "differ" in session.note:
-            found.append(f"{name}: {session.note}")
+            mistakes.append(f"{name}: {session.note}")
         if not recordings(session.captured).replays:
-            found.append(f"{name}: never replayed: {_note(session)}")
-    return tuple(found)
+            mistakes.append(f"{name}: never replayed: {_note(session)}")
+    return tuple(mistakes)
 
 
 # ------------------------------------------------------------------------------------------------------- mechanisms

@@ -1,6 +1,6 @@
-"""Jobs made ready in several processes at once, then measured in one process after another with nothing beside it.
+"""Prepare jobs in several processes at once, then measure them in one process after another while the others wait.
 
-A process that dies, or takes too long, costs the jobs it was at: they are named, and the others go on.
+If a process dies or takes too long its jobs are lost and named; the others go on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attrs import define, field, frozen
 from benchmarks.gpu.setting import Setting, last_lines
 from capture import config
 
-LONGEST_S = 40  # one measurement
+LONGEST_S = 40  # of one measurement
 Job = tuple[str, ...]
 Result = dict[str, Any]
 Measure = Callable[[], Result]
@@ -34,8 +34,8 @@ Phase = Literal["prepare", "measure"]
 
 @frozen(kw_only=True)
 class Limits:
-    """``workers`` at once; seconds in which jobs are begun, in which those that were have to be ready then, and for all
-    measurements."""
+    """``workers``: processes at once. Seconds in which jobs are begun, in which begun jobs have to be ready then, and
+    for all measurements."""
 
     workers: int
     begun_s: float
@@ -55,13 +55,13 @@ class Worker:
     ready: list[Job] = field(factory=list)
 
     def ask(self, phase: Phase, job: Job) -> None:
-        """Begin. What is sent to a process that died is lost; reading its answer tells."""
+        """Send a job. If the process has died, reading its answer shows it."""
         self.job, self.since = job, time.monotonic()
         with contextlib.suppress(OSError):
             self.pipe.send((phase, job))
 
     def end(self) -> None:
-        """At once, whatever it does."""
+        """End the process at once, whatever it does."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
@@ -69,7 +69,7 @@ class Worker:
 
 @define(eq=False)
 class Fleet:
-    """All of it; ``run`` once."""
+    """All processes and jobs; ``run`` is called once."""
 
     prepare: Prepare
     setting: Setting
@@ -95,7 +95,7 @@ class Fleet:
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, self.prepare, self.setting), daemon=True)
         process.start()
-        theirs.close()  # or the end of the process would not be seen
+        theirs.close()  # else the pipe would not end when the process does
         self.workers.append(Worker(process, ours))
 
     def _get_ready(self, until: float) -> None:
@@ -110,13 +110,13 @@ class Fleet:
             for pipe in wait(list(busy), timeout=left):
                 self._answered(busy[pipe])  # type: ignore[index]
         self.failed |= dict.fromkeys(self.waiting, "not begun: no time was left")
-        for worker in [one for one in self.workers if one.job is not None]:
+        for worker in [not_ready for not_ready in self.workers if not_ready.job is not None]:
             self._lost(worker, "not ready in time", again=False)
 
     def _measure(self, deadline: float) -> None:
         for worker in list(self.workers):
             for job in list(worker.ready):
-                if job not in worker.ready:  # its process died at another one
+                if job not in worker.ready:  # its process died at another job
                     continue
                 worker.ask("measure", job)
                 if worker.pipe.poll(min(max(deadline - time.monotonic(), 0), LONGEST_S)):
@@ -144,18 +144,19 @@ class Fleet:
             worker.ready.append(job)
 
     def _lost(self, worker: Worker, why: str, *, again: bool) -> None:
-        """What else it held is made ready again by another process, or goes with it."""
+        """Note that a process is lost. Its other jobs are prepared again by another process (``again``), or lost
+        too."""
         culprit = worker.job or ()
         print(f"{', '.join(culprit)}: {why}", flush=True)
         self.failed[culprit] = why
-        others = [one for one in worker.ready if one != culprit and one not in self.results]
+        gone_with_it = [held for held in worker.ready if held != culprit and held not in self.results]
         worker.ready.clear()
         self.workers.remove(worker)
         worker.end()
         if not again:
-            self.failed |= dict.fromkeys(others, f"gone with {', '.join(culprit)}: {why}")
+            self.failed |= dict.fromkeys(gone_with_it, f"gone with {', '.join(culprit)}: {why}")
             return
-        self.waiting.extend(others)
+        self.waiting.extend(gone_with_it)
         if self.waiting:
             self._start()
 
@@ -163,7 +164,7 @@ class Fleet:
 def run(
     prepare: Prepare, jobs: Sequence[Job], setting: Setting, limits: Limits, **environment: str
 ) -> tuple[dict[Job, Result], dict[Job, str]]:
-    """Results, and why there are none, by job. ``environment``: variables of the processes."""
+    """Results by job, and the reasons for missing ones. ``environment``: variables of the processes."""
     fleet = Fleet(prepare, setting, limits, deque(jobs))
     with _surroundings(environment):
         fleet.run()
@@ -199,7 +200,7 @@ def _serve(pipe: Connection, prepare: Prepare, setting: Setting) -> None:
                     answer: tuple[Result, str] = {}, ""
                 else:
                     gc.collect()
-                    gc.freeze()  # so that no measurement begins with looking through all that was made ready
+                    gc.freeze()  # so that no measurement begins with a collection of all prepared objects
                     answer = ready.pop(job)(), ""
             except Exception as error:  # noqa: BLE001 - the other jobs still run
                 print("".join(traceback.format_exc().splitlines(keepends=True)[-12:]), flush=True)

@@ -1,6 +1,6 @@
 """500 tokens by transformers' ``generate`` and by a decoder of our own, greedy and sampled, beside eager's tokens.
 
-Timed in bfloat16, where eager's own runs part sooner or later, and the same in float32 by deterministic kernels.
+Timed in bfloat16, where two eager runs differ sooner or later, and compared in float32 with deterministic kernels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Run = Callable[[], list[int]]
 
 @frozen
 class Sizes:
-    """Of a model: ``exact`` in float32, small."""
+    """Sizes of the models. ``exact``: small ones, in float32."""
 
     exact: bool = False
 
@@ -43,11 +43,11 @@ class Sizes:
         return setting.pick((1024, 8, 16, 32_000) if self.exact else (2048, 16, 16, 32_000), (64, 2, 4, 256))
 
     def dtype(self, setting: Setting) -> torch.dtype:
-        """Of our own; on the CPU always float32."""
+        """The dtype of our own decoder; on the CPU always float32."""
         return torch.float32 if self.exact else setting.pick(torch.bfloat16, torch.float32)
 
     def llama(self, setting: Setting) -> Any:
-        """The model of transformers."""
+        """The Llama-shaped model of transformers."""
         if not self.exact:
             return nets.llama(setting)
         width, layers, heads, vocabulary = self.decoder(setting)
@@ -89,7 +89,7 @@ def measure(setting: Setting) -> Outcome:
 def _timed(
     sides: tuple[Run, Run, Any], setting: Setting, count: int
 ) -> tuple[list[list[float]], list[int], tuple[int, ...]]:
-    """Times of eager's and our runs, how many tokens they have in common with eager's first, our counts."""
+    """Times of eager and captured runs, how many first tokens each shares with eager's first run, and our counts."""
     *runs, captured = sides
     times: list[list[float]] = [[], []]
     told: list[list[list[int]]] = [[], []]
@@ -100,7 +100,7 @@ def _timed(
             begin = time.perf_counter()
             told[side].append(run())
             times[side].append((time.perf_counter() - begin) * 1e3 / count)
-    alike = [min(_alike(told[0][0], one) for one in side) for side in told]
+    alike = [min(_alike(told[0][0], tokens) for tokens in side) for side in told]
     counts = _counts(captured)
     release(captured)
     return times, alike, counts
@@ -112,7 +112,7 @@ def _counts(captured: Any) -> tuple[int, ...]:
 
 
 def _exact(setting: Setting, count: int, seconds: float) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Rows and mistakes, each way in a process of its own: cuBLAS asks once what it may use."""
+    """Rows and mistakes of the float32 runs, each way in its own process: cuBLAS reads its settings once a process."""
     limits = Limits(workers=setting.pick(len(JOBS), 1), begun_s=seconds / 2, ready_s=seconds / 4, measured_s=5)
     results, failed = fleet.run(prepare, JOBS, setting, limits, CUBLAS_WORKSPACE_CONFIG=":4096:8")
     rows: list[tuple[str, ...]] = []
@@ -134,7 +134,7 @@ def prepare(job: Job, setting: Setting) -> Measure:
     who, how = job
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.deterministic = True
-    for name in ("flash", "mem_efficient", "cudnn"):  # what is left are products of matrices and a softmax
+    for name in ("flash", "mem_efficient", "cudnn"):  # so that attention uses matrix products and a softmax
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(False)
     count = setting.pick(TOKENS, 24)
     *runs, captured = WAYS[who](setting, Sizes(exact=True), count, HOW[how])
@@ -142,43 +142,43 @@ def prepare(job: Job, setting: Setting) -> Measure:
     for run in (runs[0], runs[0], runs[1], runs[1]):
         torch.manual_seed(11)
         told.append(run())
-    again, *ours = (_alike(told[0], one) for one in told[1:])
+    again, *ours = (_alike(told[0], tokens) for tokens in told[1:])
     result: Result = {"again": again, "ours": min(ours), "counts": _counts(captured)}
     return lambda: result
 
 
 def _alike(one: list[int], other: list[int]) -> int:
-    """How many tokens two runs have in common from the start. Kernels of an eager run may choose their way by address,
-    and sum in another order: bfloat16 then comes to another token sooner or later."""
+    """The number of first tokens that two runs share. Eager kernels may choose their algorithm by address, and so sum
+    in another order: in bfloat16 that gives another token sooner or later."""
     return next((index for index, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
 def _length(count: int) -> int:
-    """Of a cache. Attention takes a mask whose rows are aligned as it is: with 192 positions five eager runs gave the
-    same tokens on an H200, with 532 two did not."""
+    """The positions of a cache. Attention uses a mask with aligned rows without a copy: with 192 positions five eager
+    runs gave the same tokens on an H200, with 532 two runs differed."""
     return -(-(nets.PROMPT + count) // 64) * 64
 
 
 def _generate(
     setting: Setting, sizes: Sizes, count: int, options: dict[str, Any], *, keeps: bool = False
 ) -> tuple[Run, Run, Any]:
-    """The whole call. The prompt runs eagerly; a step is recorded once a cache, of which each call makes one, or
-    all have the same (``keeps``)."""
+    """Whole calls of ``generate``. The prompt runs eagerly; a step is recorded once for each cache. Each call makes a
+    cache, or all use the same one (``keeps``)."""
     plain, captured = sizes.llama(setting), sizes.llama(setting)
     capture(captured, static=["past_key_values"])
     prompt = nets.prompt(plain, setting)
-    caches = {id(one): nets.static_cache(one, _length(count), setting) for one in (plain, captured) if keeps}
+    caches = {id(net): nets.static_cache(net, _length(count), setting) for net in (plain, captured) if keeps}
 
     def run(model: Any) -> list[int]:
         cache: dict[str, Any] = {"cache_implementation": "static"}
         if keeps:
             cache = {"past_key_values": caches[id(model)]}
             caches[id(model)].reset()
-        found = model.generate(
+        output = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), min_new_tokens=count, max_new_tokens=count,
             disable_compile=True, pad_token_id=0, **options, **cache,
         )  # fmt: skip
-        tokens: list[int] = found[0, prompt.shape[1] :].tolist()
+        tokens: list[int] = output[0, prompt.shape[1] :].tolist()
         return tokens
 
     return lambda: run(plain), lambda: run(captured), captured
@@ -244,16 +244,16 @@ def _own(setting: Setting, sizes: Sizes, count: int, options: dict[str, Any]) ->
 
     captured = capture(step, name="own decoder")
 
-    def run(one: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> list[int]:
+    def run(decode: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> list[int]:
         model.kept.zero_()
         token = choose(model(prompt, torch.arange(nets.PROMPT, device=setting.device)))
         at = torch.full((1,), nets.PROMPT, device=setting.device)
-        found = [token]
+        tokens = [token]
         for _ in range(count - 1):
             mark_step_begin()
-            token, at = one(token, at)
-            found.append(token.clone())
-        return [int(one) for one in torch.cat(found, 1)[0]]
+            token, at = decode(token, at)
+            tokens.append(token.clone())
+        return [int(number) for number in torch.cat(tokens, 1)[0]]
 
     return lambda: run(step), lambda: run(captured), captured
 

@@ -55,7 +55,7 @@ class Hands:
         return Hand(graph.replay, output, body)
 
     def capture_bare(self, body: Body) -> object:
-        """The least a recording can be: begin, run, end, instantiate. Gives what keeps it alive."""
+        """A capture with the least work: begin, run, end, instantiate. Gives the objects that keep it alive."""
         if self.stream is None:
             return body()
         graph = torch.cuda.CUDAGraph(keep_graph=True)

@@ -23,7 +23,7 @@ from capture import capture, mark_step_begin
 PLAIN, THEIRS = "torch.compile", 'mode="reduce-overhead"'
 OURS, WHOLE = "ours", "ours, whole step"
 BAR = 1.00
-SLOW = ("ResNet", "ConvNeXt", "BART", "T5")  # more kernels than others, several graphs
+SLOW = ("ResNet", "ConvNeXt", "BART", "T5")  # these have more kernels than others, and several graphs
 LONGEST = (("T5", TRAINING), ("BART", TRAINING))
 TINY = ("BERT", "Llama", "ResNet")  # a C++ compiler makes the kernels on the CPU, a minute a model
 
@@ -33,7 +33,7 @@ def measure(setting: Setting) -> Outcome:
     names = setting.pick(tuple(net.name for net in NETS), TINY)
     jobs = sorted([(name, kind) for name in names for kind in (TRAINING, FORWARD)], key=_place)
     limits = passes.limits(setting.seconds(510, 3000), setting.pick(16, 2))
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # nothing was compiled before
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # an empty cache of compiled code
         results, failed = fleet.run(
             prepare, jobs, setting, limits, CUBLAS_WORKSPACE_CONFIG=":4096:8", BENCHMARK_FOLDER=folder,
             TRITON_CACHE_DIR=str(Path(folder) / "triton"), TORCHINDUCTOR_COMPILE_THREADS="1",
@@ -42,22 +42,23 @@ def measure(setting: Setting) -> Outcome:
     outcome = table.outcome(results, failed)
     if setting.on_gpu:
         return outcome
-    # The CPU engine holds operators, and Inductor's kernels are none.
-    return evolve(outcome, wrong=tuple(one for one in outcome.wrong if "never replayed" not in one))
+    # The CPU engine records operators, and Inductor's kernels are no operators.
+    return evolve(outcome, wrong=tuple(text for text in outcome.wrong if "never replayed" not in text))
 
 
 def _place(job: Job) -> tuple[bool, int]:
-    """What is compiled fastest comes first, after the longest: nobody waits for those in the end, and should they not
-    be ready in time, nothing else has been made ready by their processes."""
+    """The order of jobs: the slowest to compile first, so that nobody waits for them in the end, then the fastest. If
+    the slowest are late, their processes have prepared nothing else that would be lost."""
     return job not in LONGEST, SLOW.index(job[0]) if job[0] in SLOW else -1
 
 
 def prepare(job: Job, setting: Setting) -> Measure:
     """Compile and compare. Ours run on the weights and the code of ``PLAIN``; ``THEIRS`` on a copy.
 
-    Torch keys its cache of graphs by mode, but the Triton sources of both modes are the same, and in one process the
-    same source is one kernel object, which is compiled once. The second compilation has it look for its fastest
-    configuration anew, so ours are recorded after it. A folder a job, or other jobs with the same kernels would, too.
+    Torch's cache of graphs has the mode in its key, but both modes have the same Triton sources, and in one process
+    equal sources are one kernel object. The second compilation makes it search for its fastest configuration again, so
+    ours is recorded after it. Each job has its own cache folder, as jobs with equal kernels would do the same to each
+    other.
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(os.environ["BENCHMARK_FOLDER"]) / "-".join(job))
     contest = passes.contest(job, setting, PLAIN)
@@ -75,7 +76,7 @@ def prepare(job: Job, setting: Setting) -> Measure:
 
 
 def _logits(model: nn.Module) -> Callable[..., Tensor]:
-    """What is compiled: the other results of a model (caches, states) are nobody's here."""
+    """The compiled part: the logits alone, without the model's caches and states."""
 
     def call(**given: Tensor) -> Tensor:
         logits: Tensor = model(**given).logits
@@ -85,7 +86,7 @@ def _logits(model: nn.Module) -> Callable[..., Tensor]:
 
 
 def _named(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of its own around compiled code."""
+    """A new function around compiled code."""
 
     def call(**given: Tensor) -> Tensor:
         return compiled(**given)
@@ -94,7 +95,7 @@ def _named(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _whole(compiled: Callable[..., Tensor], contest: Contest, name: str) -> Side:
-    """Loss and backward pass in the recording, too."""
+    """A recording of forward pass, loss and backward pass."""
     parameters = list(contest.model.parameters())
     whole = capture(lambda **given: passes.backward(compiled, parameters, given), name=name)
 

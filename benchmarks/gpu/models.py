@@ -24,7 +24,7 @@ HEADER = ("model", "equal", "recordings", "replays", "eager calls", "ms/step eag
 
 @define
 class Run:
-    """A model at its start. ``call`` is the captured function or what it stands for."""
+    """A model before its first step. ``call``: the captured function, or the eager one."""
 
     call: Callable[[Tensor], Tensor]
     following: Callable[[int, Tensor], Tensor]
@@ -93,7 +93,11 @@ def _proved(case: Case, setting: Setting) -> tuple[tuple[str, ...], list[str]]:
     differs = _first_difference(expected, [run.advance().clone() for _ in range(steps)])
     totals = recordings(run.captured)
     eager_ms, captured_ms = _timed(eager, run, setting)
-    reasons = [f"{one.code} {one.name}: {one.what}" for one in totals.findings if one.severity >= Severity.EAGER]
+    reasons = [
+        f"{finding.code} {finding.name}: {finding.what}"
+        for finding in totals.findings
+        if finding.severity >= Severity.EAGER
+    ]
     equal = "yes" if differs is None else f"NO, step {differs}"
     if itself is not None:
         equal += f" (eager differs from itself, step {itself})"
@@ -208,7 +212,7 @@ def _t5(setting: Setting) -> Callable[[bool], Run]:
             return logits[:, -1]
 
         begin = torch.zeros(1, 1, dtype=torch.int64, device=setting.device)
-        first = _next_token(0, step(begin))  # fills the cross-attention's cache
+        first = _next_token(0, step(begin))  # this fills the cross-attention's cache
         call = capture(step) if captured else step
         return Run(call, _next_token, first, call)
 
@@ -241,7 +245,7 @@ def _mixture(experts: str) -> Callable[[Setting], Callable[[bool], Run]]:
 CASES = (
     Case("Llama 1B, step, bf16", _causal(nets.llama, 2048)),
     Case("GPT-2 small, step, fp32", _causal(nets.gpt2)),
-    Case("GPT-2 small, capture(module)", _gpt2_module, why_eager="CG106"),  # its result holds the cache
+    Case("GPT-2 small, capture(module)", _gpt2_module, why_eager="CG106"),  # the result holds the cache
     Case("Mamba 130M, step, bf16", _mamba),
     Case("T5 small, decoder step, fp32", _t5),
     Case("Mixtral-like, grouped experts", _mixture("grouped_mm")),

@@ -16,7 +16,7 @@ PROMPT = 32  # tokens
 
 
 def transformers() -> Any:
-    """The package, quiet."""
+    """The package transformers, with its log turned off."""
     package = importlib.import_module("transformers")
     package.logging.set_verbosity_error()
     return package
@@ -106,7 +106,7 @@ def static_cache(model: Any, length: int, setting: Setting) -> Any:
 
 
 def prompt(model: Any, setting: Setting, *, length: int = PROMPT) -> Tensor:
-    """The same random tokens for everyone: 1 x ``length``."""
+    """Random tokens, the same for all: 1 x ``length``."""
     generator = torch.Generator().manual_seed(7)
     return torch.randint(model.config.vocab_size, (1, length), generator=generator).to(setting.device)
 

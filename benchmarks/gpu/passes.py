@@ -1,4 +1,4 @@
-"""A forward pass or a training step of one model in several ways: equal bit for bit, memory, times, a row each."""
+"""A forward pass or a training step of one model in several ways, with a row each: equal bits, memory and times."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from benchmarks.timing import Figure, undisturbed
 from capture import CaptureWarning, Severity, recordings
 
 WARM, SEEDS, ROUNDS, STEPS = 5, 4, 5, 10
-LEAST = 20  # models in a mean, where as many were asked for
-LATE = ("no time was left", "in time")  # ends of what is said of jobs that the time did not suffice for
+LEAST = 20  # the fewest models in a mean, where as many were asked for
+LATE = ("no time was left", "in time")  # how messages about jobs end for which there was no time
 FORWARD, TRAINING, ALL = "forward", "training", "all"
 Inputs = list[dict[str, Tensor]]
 Step = Callable[[int], list[Tensor]]
@@ -78,7 +78,8 @@ class Contest:
         return forward(call, self.inputs) if self.kind == FORWARD else training(call, model, self.inputs)
 
     def warm(self, name: str, side: Side) -> None:
-        """Take a side in. Its memory: what it adds to this process, in which other models have run before."""
+        """Add a side and run it until it is recorded. Its memory is what it adds to this process, in which other models
+        ran."""
         side.drop()
         before = self._reserved()
         with warnings.catch_warnings():
@@ -96,30 +97,31 @@ class Contest:
         return torch.cuda.memory_reserved()
 
     def check(self, among: Sequence[str], when: str) -> None:
-        """Compare these with ``plain``, tensor by tensor. What differs in two runs of ``plain`` only has to be near.
+        """Compare these with ``plain``, tensor by tensor. A tensor that differs between two runs of ``plain`` has to be
+        near.
 
-        Inductor has one kernel object for equal sources of a process, and looks for its fastest configuration again
-        where another model has it compiled: what ``plain`` gave at first is right, too.
+        Inductor has one kernel object for equal sources in a process, and searches its fastest configuration again when
+        another model compiles it: the values that ``plain`` gave at first are right, too.
         """
         steady: dict[int, bool] = {}
         same: dict[tuple[str, int], bool] = {}
         far: dict[tuple[str, int], bool] = {}
         for seed in range(SEEDS):
             expected, again = (self.sides[self.plain].kept(seed) for _ in range(2))
-            for index, (one, other) in enumerate(zip(expected, again, strict=True)):
-                steady[index] = steady.get(index, True) and torch.equal(one, other)
+            for index, (tensor, right) in enumerate(zip(expected, again, strict=True)):
+                steady[index] = steady.get(index, True) and torch.equal(tensor, right)
             if seed not in self.first:
                 self.first[seed] = list(map(_digest, expected))
             for name in among:
-                found = self.sides[name].kept(seed)
-                if len(found) != len(expected):
-                    self.wrong.setdefault(name, f"{len(found)} tensors, not {len(expected)} {when}")
-                for index, (one, other) in enumerate(zip(found, expected, strict=False)):
-                    equal = torch.equal(one, other) or _digest(one) == self.first[seed][index]
+                tensors = self.sides[name].kept(seed)
+                if len(tensors) != len(expected):
+                    self.wrong.setdefault(name, f"{len(tensors)} tensors, not {len(expected)} {when}")
+                for index, (tensor, right) in enumerate(zip(tensors, expected, strict=False)):
+                    equal = torch.equal(tensor, right) or _digest(tensor) == self.first[seed][index]
                     same[name, index] = same.get((name, index), True) and equal
-                    far[name, index] = far.get((name, index), False) or not _near(one, other)
+                    far[name, index] = far.get((name, index), False) or not _near(tensor, right)
                 self.sides[name].drop()
-        self.varying = max(self.varying, sum(not one for one in steady.values()))
+        self.varying = max(self.varying, sum(not is_steady for is_steady in steady.values()))
         for name in among:
             bad = [index for index in steady if not (same[name, index] if steady[index] else not far[name, index])]
             if bad:
@@ -149,12 +151,17 @@ class Contest:
         return measure
 
     def result(self) -> Result:
-        """Plain values."""
-        counted = {name: [recordings(one) for one in side.captured()] for name, side in self.sides.items()}
-        findings = [one for totals in counted.values() for found in totals for one in found.findings]
-        reasons = {one.code: f"{one.code} {one.what}" for one in reversed(findings) if one.severity >= Severity.EAGER}
+        """The result as plain values."""
+        counted = {name: [recordings(function) for function in side.captured()] for name, side in self.sides.items()}
+        findings = [finding for totals in counted.values() for counts in totals for finding in counts.findings]
+        reasons = {
+            finding.code: f"{finding.code} {finding.what}"
+            for finding in reversed(findings)
+            if finding.severity >= Severity.EAGER
+        }
         return {
-            **{part: {name: sum(getattr(one, part) for one in totals) for name, totals in counted.items() if totals}
+            **{part: {name: sum(getattr(counts, part) for counts in totals)
+                      for name, totals in counted.items() if totals}
                for part in ("recordings", "replays", "eager_calls")},
             "why": "; ".join(sorted(reasons.values())), "skips": self.skips, "varying": self.varying,
             "wrong": self.wrong, "ms": {name: side.times for name, side in self.sides.items() if side.times},
@@ -163,7 +170,7 @@ class Contest:
 
 
 def _digest(tensor: Tensor) -> int:
-    """Follows from the bits and their places."""
+    """A number computed from the bits and their positions."""
     words = tensor.detach().contiguous().view(-1).view(torch.int32).long()
     return int((words * (2 * torch.arange(words.numel(), device=words.device) + 1)).sum())
 
@@ -203,7 +210,7 @@ def backward(call: Callable[..., Tensor], parameters: Sequence[Tensor], inputs: 
 
 
 def gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Those that there are."""
+    """All gradients that are not None."""
     return [one.grad for one in parameters if one.grad is not None]
 
 
@@ -216,27 +223,26 @@ def skipped() -> int:
 
 def contest(job: Job, setting: Setting, plain: str) -> Contest:
     """The job's model and inputs, no side yet."""
-    # Many models share the code that a decorator of transformers puts around each, and are compiled for several
-    # backends.
+    # Many models share the code of a decorator of transformers, and it is compiled for several backends.
     dynamo: Any = torch._dynamo
     dynamo.config.recompile_limit = dynamo.config.accumulated_recompile_limit = 4096
     dynamo.utils.counters.clear()
     torch.backends.cudnn.deterministic = True
-    logging.getLogger("torch").setLevel(logging.ERROR)  # the table counts what is skipped
+    logging.getLogger("torch").setLevel(logging.ERROR)  # no messages about skipped recordings: the table counts them
     name, kind = job
-    net = next(one for one in NETS if one.name == name)
+    net = next(candidate for candidate in NETS if candidate.name == name)
     inputs = [net.inputs(setting, seed) for seed in range(SEEDS)]
     return Contest(setting=setting, model=net.build(setting), kind=kind, inputs=inputs, plain=plain)
 
 
 def limits(seconds: float, workers: int) -> Limits:
-    """For a run that takes at most so long: the last quarter is for measurements, and what was begun last has a fifth
-    of it to get ready."""
+    """The limits of a run of so many seconds: the last quarter is for measurements, and jobs that were begun last have
+    a fifth of the time to get ready."""
     return Limits(workers=workers, begun_s=0.55 * seconds, ready_s=0.2 * seconds, measured_s=0.25 * seconds)
 
 
 def jobs_of(names: Sequence[str]) -> list[Job]:
-    """The longest first."""
+    """The jobs, those that take longest first."""
     return [(name, kind) for kind in (TRAINING, FORWARD) for name in names]
 
 
@@ -252,8 +258,8 @@ class Table:
     bar: float
 
     def outcome(self, results: dict[Job, Result], failed: dict[Job, str]) -> Outcome:
-        """A row a model and pass, in the order of the models, and geometric means."""
-        order = sorted(self.jobs, key=lambda job: ([one.name for one in NETS].index(job[0]), job[1]))
+        """A row for each model and pass, in the order of the models, and geometric means."""
+        order = sorted(self.jobs, key=lambda job: ([net.name for net in NETS].index(job[0]), job[1]))
         header = ("model", "pass", "equal", "recordings", "eager calls", f"skips of {self.theirs}",
                   *[f"ms {name}" for name in self.timed], "ratio", f"MiB {self.theirs}", "MiB ours", "why")  # fmt: skip
         rows: list[tuple[str, ...]] = [header]
@@ -274,25 +280,25 @@ class Table:
         return Outcome(figures=tuple(figures), rows=tuple(rows), wrong=tuple(wrong), details=details)
 
     def _too_few(self, results: dict[Job, Result]) -> list[str]:
-        """A mean of few models says little."""
+        """The mistake that too few models were measured, if so."""
         asked = {job[0] for job in self.jobs}
         whole = asked - {job[0] for job in self.jobs if job not in results}
         least = min(LEAST, len(asked))
         return [f"{len(whole)} models measured, not {least}"] if len(whole) < least else []
 
-    def _row(self, job: Job, one: Result) -> tuple[str, ...]:
-        ms = {name: f"{statistics.median(times):.3f}" for name, times in one["ms"].items()}
-        said = "; ".join(f"{name}: {text}" for name, text in one["wrong"].items()) or "yes"
-        vary = f" ({one['varying']} vary without recordings)" if one["varying"] else ""
-        counts = [", ".join(map(str, one[part].values())) for part in ("recordings", "eager_calls")]
+    def _row(self, job: Job, result: Result) -> tuple[str, ...]:
+        ms = {name: f"{statistics.median(times):.3f}" for name, times in result["ms"].items()}
+        said = "; ".join(f"{name}: {text}" for name, text in result["wrong"].items()) or "yes"
+        vary = f" ({result['varying']} vary without recordings)" if result["varying"] else ""
+        counts = [", ".join(map(str, result[part].values())) for part in ("recordings", "eager_calls")]
         return (
-            *job, said + vary, *counts, str(one["skips"]), *[ms.get(name, "") for name in self.timed],
-            f"{self._ratio(one, self.ours[0]):.3f}",
-            *[f"{one['MiB'][name]:.0f}" for name in (self.theirs, self.ours[0])], one["why"],
+            *job, said + vary, *counts, str(result["skips"]), *[ms.get(name, "") for name in self.timed],
+            f"{self._ratio(result, self.ours[0]):.3f}",
+            *[f"{result['MiB'][name]:.0f}" for name in (self.theirs, self.ours[0])], result["why"],
         )  # fmt: skip
 
     def _ratio(self, one: Result, name: str) -> float:
-        """The median over rounds."""
+        """The median ratio over rounds."""
         times: dict[str, list[float]] = one["ms"]
         return statistics.median(a / b for a, b in zip(times[name], times[self.theirs], strict=True))
 
@@ -302,18 +308,18 @@ class Table:
         return [f"{', '.join(job)}: {text}" for text in found]
 
     def _means(self, name: str, kind: str, results: dict[Job, Result]) -> list[Figure]:
-        """The geometric mean, and how many models are in it."""
-        chosen = [one for job, one in results.items() if kind in (ALL, job[1]) and name in one["ms"]]
+        """The geometric mean, with the number of models in it."""
+        chosen = [result for job, result in results.items() if kind in (ALL, job[1]) and name in result["ms"]]
         if not chosen or (kind == ALL and name != self.ours[0]):
             return []
-        ratios = [self._ratio(one, name) for one in chosen]
+        ratios = [self._ratio(result, name) for result in chosen]
         value = math.exp(statistics.fmean(map(math.log, ratios)))
         bar = self.bar if kind == ALL else None
-        found = [Figure(name=f"{name}, {kind}", unit=f"/ {self.theirs}, geometric mean", values=(value,), bar=bar,
+        figures = [Figure(name=f"{name}, {kind}", unit=f"/ {self.theirs}, geometric mean", values=(value,), bar=bar,
                         detail=f"{len(ratios)} models and passes, {min(ratios):.2f} to {max(ratios):.2f}")]  # fmt: skip
-        ours, theirs = (sum(one["MiB"][side] for one in chosen) for side in (name, self.theirs))
+        ours, theirs = (sum(result["MiB"][side] for result in chosen) for side in (name, self.theirs))
         if kind == ALL and theirs > 0:
             detail = f"{ours:.0f} and {theirs:.0f} MiB"
             unit = f"/ {self.theirs}, sums"
-            found.append(Figure(name=f"{name}, memory", unit=unit, values=(ours / theirs,), detail=detail))
-        return found
+            figures.append(Figure(name=f"{name}, memory", unit=unit, values=(ours / theirs,), detail=detail))
+        return figures

@@ -116,7 +116,7 @@ def _sharded(model: Llama, mesh: DeviceMesh, **options: Any) -> nn.Module:
 
 
 def _in_two_dimensions(shape: tuple[int, int]) -> Callable[[Llama, DeviceMesh], nn.Module]:
-    """Layers split by columns and rows, and what is split sharded."""
+    """Tensor parallelism by columns and rows in one dimension of the mesh, sharding in the other."""
 
     def wrap(model: Llama, mesh: DeviceMesh) -> nn.Module:
         both = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("data", "tensor"))
@@ -169,7 +169,7 @@ WAYS = (
 
 
 def measure(setting: Setting) -> Outcome:
-    """Every way once; ranks that hang are ended after ``LIMIT_S`` seconds."""
+    """Run every way once; ranks that hang are ended after ``LIMIT_S`` seconds."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--module",
                    __name__, folder, setting.device, "tiny" if setting.tiny else "full"]  # fmt: skip
@@ -180,34 +180,45 @@ def measure(setting: Setting) -> Outcome:
             code = None
             os.killpg(started.pid, signal.SIGKILL)
             started.wait()
-        found = [[json.loads(one.read_text()) for one in sorted(Path(folder).glob(f"{rank}-*"))] for rank in (0, 1)]
-    return _outcome(found, code)
+        by_rank = [[json.loads(path.read_text()) for path in sorted(Path(folder).glob(f"{rank}-*"))] for rank in (0, 1)]
+    return _outcome(by_rank, code)
 
 
-def _outcome(found: list[list[Result]], code: int | None) -> Outcome:
-    wrong = [f"{len(one)} of {len(WAYS)} ways in rank {rank}" for rank, one in enumerate(found) if len(one) < len(WAYS)]
+def _outcome(by_rank: list[list[Result]], code: int | None) -> Outcome:
+    wrong = [
+        f"{len(results)} of {len(WAYS)} ways in rank {rank}"
+        for rank, results in enumerate(by_rank)
+        if len(results) < len(WAYS)
+    ]
     wrong += ["the ranks hang"] if code is None else [f"exit code {code}"] if code else []
-    wrong += [f"{one['way']}, rank {rank}: {one['wrong']}" for rank in (0, 1) for one in found[rank] if one["wrong"]]
+    wrong += [
+        f"{result['way']}, rank {rank}: {result['wrong']}"
+        for rank in (0, 1)
+        for result in by_rank[rank]
+        if result["wrong"]
+    ]
     figures: list[Figure] = []
     rows: list[tuple[str, ...]] = [("two ranks", "recordings", "replays", "eager calls", "why not", "losses, weights")]
-    for one in found[0]:
-        if "eager ms" not in one:
+    for result in by_rank[0]:
+        if "eager ms" not in result:
             continue
-        name = one["way"]
+        name = result["way"]
         figures += [
-            Figure(name=f"{name}, eager", unit="ms a step", values=(one["eager ms"],)),
-            Figure(name=f"{name}, ours", unit="ms a step", values=(one["ours ms"],)),
-            ratio(f"{name}, ours", "/ eager, time", (one["ours ms"],), (one["eager ms"],), None),
+            Figure(name=f"{name}, eager", unit="ms a step", values=(result["eager ms"],)),
+            Figure(name=f"{name}, ours", unit="ms a step", values=(result["ours ms"],)),
+            ratio(f"{name}, ours", "/ eager, time", (result["ours ms"],), (result["eager ms"],), None),
             ratio(
                 f"{name}, ours",
                 "/ eager, peak memory",
-                (one["ours MiB"],),
-                (one["eager MiB"],),
+                (result["ours MiB"],),
+                (result["eager MiB"],),
                 1.06 if name.endswith("whole step") else None,
             ),
         ]
-        rows.append((name, *map(str, one["counts"]), one["said"] or "-", "wrong" if one["wrong"] else "eager's bits"))
-    details = {"steps": STEPS, "ranks": found}
+        rows.append(
+            (name, *map(str, result["counts"]), result["said"] or "-", "wrong" if result["wrong"] else "eager's bits")
+        )
+    details = {"steps": STEPS, "ranks": by_rank}
     return Outcome(figures=tuple(figures), rows=tuple(rows), wrong=tuple(wrong), details=details)
 
 
@@ -246,7 +257,7 @@ def _compared(way: Way, mesh: DeviceMesh, setting: Setting, rank: int) -> Result
 
 def _train(way: Way, mesh: DeviceMesh, setting: Setting, rank: int, *, captures: bool) -> Result:
     torch.manual_seed(0)
-    for _ in range(3):  # what is left of the run before, of which a part only shows when another part is gone
+    for _ in range(3):  # free what the run before left; some objects become garbage only when others are freed
         gc.collect()
     if setting.on_gpu:
         torch.cuda.empty_cache()
@@ -280,21 +291,23 @@ def _train(way: Way, mesh: DeviceMesh, setting: Setting, rank: int, *, captures:
             losses.append(run(tokens[:, :-1], tokens[:, 1:]).clone())
             setting.synchronize()
             times.append((time.perf_counter() - begin) * 1e3)
-    texts = sorted({str(one.message) for one in caught if issubclass(one.category, CaptureWarning)})
-    counted = [recordings(one) for one in ([run] if way.whole else layers)] if captures else []
+    texts = sorted({str(warning.message) for warning in caught if issubclass(warning.category, CaptureWarning)})
+    counted = [recordings(function) for function in ([run] if way.whole else layers)] if captures else []
     most = torch.cuda.max_memory_reserved() / 2**20 if setting.on_gpu else 1.0
-    weights: list[Any] = [one.detach() for one in model.parameters()]
-    found = {
-        "losses": [float(one) for one in losses],
-        "weights": [(one.full_tensor() if hasattr(one, "full_tensor") else one).cpu() for one in weights],
+    weights: list[Any] = [parameter.detach() for parameter in model.parameters()]
+    result = {
+        "losses": [float(loss_value) for loss_value in losses],
+        "weights": [(weight.full_tensor() if hasattr(weight, "full_tensor") else weight).cpu() for weight in weights],
         "ms": statistics.median(times[-TIMED:]),
         "MiB": most,
-        "counts": [sum(getattr(one, name) for one in counted) for name in ("recordings", "replays", "eager_calls")],
+        "counts": [
+            sum(getattr(counts, name) for counts in counted) for name in ("recordings", "replays", "eager_calls")
+        ],
         "said": " ".join(sorted({text[:5] for text in texts})),
         "texts": [text[:500] for text in texts],
     }
     reset()
-    return found
+    return result
 
 
 def _tokens(seed: int, number: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weights that move: what a rebind costs against recording again, for a small block and a Llama-shaped 1B."""
+"""Weights that move: the cost of a rebind against recording again, for a small block and a Llama-shaped 1B model."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def measure(setting: Setting) -> Outcome:
     figures = _figures("block", _times("block", block, block, x, setting, wrong))
     model = nets.llama(setting)
     ids = torch.arange(8, device=setting.device).view(1, 8)
-    mask = torch.ones(8, 8, dtype=torch.bool, device=setting.device).tril()[None, None]  # made by itself: a host sync
+    # the model would make it with a host sync
+    mask = torch.ones(8, 8, dtype=torch.bool, device=setting.device).tril()[None, None]
     step = functools.partial(_logits, model, mask)
     figures += _figures("Llama 1B", _times("Llama 1B", model, step, ids, setting, wrong))
     return Outcome(figures=tuple(figures), wrong=tuple(wrong))
@@ -70,7 +71,7 @@ def _logits(model: Any, mask: Tensor, ids: Tensor) -> Tensor:
 
 
 def _figures(name: str, times: Times) -> list[Figure]:
-    found = [
+    figures = [
         ratio(f"{name}: a call that rebinds, buffers alternate", "/ a call that records again", times.alternating,
               times.again, 1 / 20),
         ratio(f"{name}: a call that rebinds, fresh buffers", "/ a call that records again", times.fresh, times.again,
@@ -82,8 +83,8 @@ def _figures(name: str, times: Times) -> list[Figure]:
         Figure(name=f"{name}: first move, calibrated and compared", unit="ms", values=(times.first,)),
     ]  # fmt: skip
     for kind, values in times.events.items():
-        found.append(Figure(name=f"{name}: event {kind}", unit="ms", values=tuple(values or [0.0])))
-    return found
+        figures.append(Figure(name=f"{name}: event {kind}", unit="ms", values=tuple(values or [0.0])))
+    return figures
 
 
 def _weights(model: nn.Module) -> Weights:
@@ -95,7 +96,7 @@ def _weights(model: nn.Module) -> Weights:
 
 
 def _copies(weights: Weights) -> Weights:
-    """The same places with other parameters, slightly other values; what was one tensor stays one."""
+    """New parameters for all places, with slightly other values; tied ones stay tied."""
     made: dict[int, nn.Parameter] = {}
     for _, _, parameter in weights:
         if id(parameter) not in made:
@@ -112,7 +113,7 @@ def _times(
     name: str, model: nn.Module, body: Callable[[Tensor], Tensor], x: Tensor, setting: Setting, wrong: list[str]
 ) -> Times:
     captured = capture(lambda x: body(x), name=f"{name} swapped")
-    anchor = capture(lambda x: x + 1, name="anchor")  # the pool stays when the recording is released
+    anchor = capture(lambda x: x + 1, name="anchor")  # keeps the pool when the recording is released
     sides = [_weights(model)]
     sides.append(_copies(sides[0]))
 
@@ -127,9 +128,9 @@ def _times(
         if not torch.equal(captured(x), body(x)):
             wrong.append(f"rebind: {name}, {what}: a replay differs from eager")
 
-    for one in (anchor, anchor, captured, captured, captured):
+    for function in (anchor, anchor, captured, captured, captured):
         mark_step_begin()
-        one(x)
+        function(x)
     _put(sides[1])
     mark_step_begin()
     first = call()
@@ -139,10 +140,10 @@ def _times(
         for _ in range(ROUNDS):
             alternating.append(statistics.median(_swapped(call, sides, number) for number in range(SWAPS)))
             check("alternating")
-            others = [_copies(sides[0]) for _ in range(FRESH)]
-            fresh.append(statistics.median(_swapped(call, others, number) for number in range(FRESH)))
+            copies = [_copies(sides[0]) for _ in range(FRESH)]
+            fresh.append(statistics.median(_swapped(call, copies, number) for number in range(FRESH)))
             check("fresh")
-            del others
+            del copies
             plain.append(statistics.median(_marked(call) for _ in range(SWAPS)))
             _put(sides[0])
             mark_step_begin()

@@ -21,7 +21,7 @@ Sizes = dict[str, int]
 
 
 def measure(setting: Setting) -> Outcome:
-    """Memory first, while nothing else has a pool."""
+    """Time and memory. Memory comes first, while there is no other pool."""
     memory = _memory(setting)
     return _merged(memory, _time(setting))
 
@@ -38,11 +38,11 @@ def _time(setting: Setting) -> Outcome:
     torch.manual_seed(0)
     depth, batches = setting.pick(DEPTH, 4), setting.pick(BATCHES, 3)
     with torch.device(setting.device):
-        body = nn.Sequential(*[one for _ in range(depth) for one in (nn.Linear(WIDTH, WIDTH), nn.GELU())])
+        body = nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())])
         inputs = [torch.randn(batch, WIDTH) for batch in range(1, batches + 1)]
     captured = capture(lambda x: body(x), max_recordings=batches, name="hundred kernels")
     hands = Hands(setting)
-    for x in inputs:  # every library has chosen its kernels, on both streams
+    for x in inputs:  # so that libraries choose their kernels before, on both streams
         mark_step_begin()
         captured(x)
         hands.warm(functools.partial(body, x), runs=1)
@@ -93,7 +93,7 @@ def _memory(setting: Setting) -> Outcome:
     shapes = setting.pick(SHAPES, 4)
     wide = setting.pick(WIDE, 16)
     with torch.device(setting.device):
-        body = nn.Sequential(*[one for _ in range(FEW) for one in (nn.Linear(wide, wide), nn.GELU())])
+        body = nn.Sequential(*[layer for _ in range(FEW) for layer in (nn.Linear(wide, wide), nn.GELU())])
         inputs = [torch.randn(ROWS * size, wide) for size in range(shapes, 0, -1)]
     setting.synchronize()
     by_hand = _by_hand(body, inputs, setting)
@@ -136,7 +136,7 @@ def _since(before: Sizes, setting: Setting) -> Sizes:
 
 def _by_hand(body: nn.Module, inputs: list[Tensor], setting: Setting) -> dict[str, Sizes]:
     """One pool, one static input buffer for all shapes; outputs kept, or given back to the pool as servers do."""
-    found: dict[str, Sizes] = {}
+    sizes: dict[str, Sizes] = {}
     for name, keep in (("by hand, outputs given back", False), ("by hand, outputs kept", True)):
         hands = Hands(setting)
         hands.warm(lambda: body(inputs[-1]))
@@ -147,15 +147,15 @@ def _by_hand(body: nn.Module, inputs: list[Tensor], setting: Setting) -> dict[st
             hand = hands.capture(functools.partial(body, buffer[: len(x)]), warmups=0)
             kept.append(hand if keep else hand.replay)
             del hand
-        found[name] = _since(before, setting)
+        sizes[name] = _since(before, setting)
         kept.clear()
-    return found
+    return sizes
 
 
 def _ours(body: nn.Module, inputs: list[Tensor], setting: Setting) -> tuple[Sizes, list[Sizes], list[str]]:
     captured = capture(lambda x: body(x), max_recordings=len(inputs) + 1, name="many shapes")
     small = inputs[-1][:1]
-    for _ in range(3):  # the capture stream has its workspace, which is no part of what a recording takes
+    for _ in range(3):  # makes the capture stream's workspace, which does not count as a recording's memory
         mark_step_begin()
         captured(small)
     before, first = _settled(setting), recordings(captured)

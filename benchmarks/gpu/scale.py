@@ -1,4 +1,4 @@
-"""Host time of a call by what grows: parameters of a module, and recordings of a function."""
+"""Host time of a call as the number of a module's parameters, or of a function's recordings, grows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _modules(setting: Setting) -> tuple[list[Figure], list[str]]:
 
 
 def _recordings(setting: Setting) -> tuple[list[Figure], list[str]]:
-    """The same shape is called; so many others are recorded beside it."""
+    """Time calls with one shape while this many others are recorded."""
     sides: list[Side] = []
     wrong = []
     counts = COUNTS if setting.on_gpu else (1, 10)

@@ -1,6 +1,6 @@
-"""The same kernels in the order that the data asks for (``schedule="auto"``), over their time in the recorded order.
+"""Time of the same kernels ordered by data dependencies (``schedule="auto"``), over their time in the recorded order.
 
-Both on the same inputs and draws, compared bit for bit, half of the calls on poisoned memory.
+Both run on the same inputs and draws and are compared bit for bit, half of the calls on poisoned memory.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class BothWays(nn.Module):
 
 
 class Chain(nn.Module):
-    """Sixteen layers, each of which needs the one before it: there is no other order."""
+    """Sixteen layers, each of which needs the one before it, so that there is one order alone."""
 
     shape = (1, 64)
 
@@ -124,7 +124,7 @@ def measure(setting: Setting) -> Outcome:
             above.append(wall_ms(functools.partial(_burst, auto, inputs[0]), setting))
             below.append(wall_ms(functools.partial(_burst, recorded, inputs[0]), setting))
         figures.append(ratio(name, "/ recorded order", above, below, bar))
-        rows.append((name, "; ".join(one.order for one in recordings(auto).sizes)))
+        rows.append((name, "; ".join(size.order for size in recordings(auto).sizes)))
     return Outcome(figures=tuple(figures), rows=tuple(rows), wrong=tuple(wrong))
 
 

@@ -1,4 +1,4 @@
-"""What every script here shares: where it runs, what it hands back, host and wall times, the saved file."""
+"""Shared by all scripts here: device and sizes, results, host and wall times, the saved file."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ RESULTS = HERE / "results"
 
 @frozen(kw_only=True)
 class Setting:
-    """``device``: of all tensors; ``steps`` of the soak; fresh ``processes`` a side of the cold start; ``limit``:
-    seconds for a script that can leave out the rest."""
+    """``device``: of all tensors. ``steps``: of the soak. ``processes``: fresh ones for each side of the cold start.
+    ``limit``: seconds for a script that can leave out the rest."""
 
     device: str = "cuda"
     tiny: bool = False
@@ -40,12 +40,12 @@ class Setting:
         return tiny if self.tiny else full
 
     def seconds(self, full: float, tiny: float) -> float:
-        """What a script may take: as it was asked for, or as usual."""
+        """The seconds that a script may take: ``limit``, or its usual time."""
         return self.pick(full, tiny) if self.limit is None else self.limit
 
     @property
     def on_gpu(self) -> bool:
-        """False on the CPU engine, where graphs captured by hand are stood in for by plain calls."""
+        """Whether it runs on a GPU. On the CPU engine plain calls replace graphs that are captured by hand."""
         return self.device.startswith("cuda")
 
     def synchronize(self) -> None:
@@ -56,7 +56,7 @@ class Setting:
 
 @frozen(kw_only=True)
 class Outcome:
-    """What a script found."""
+    """The results of a script."""
 
     figures: tuple[Figure, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
@@ -68,7 +68,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Nothing wrong and no bar missed."""
+        """Whether nothing is wrong and no bar is missed."""
         return not self.wrong and all(figure.passed is not False for figure in self.figures)
 
 
@@ -82,7 +82,7 @@ def host_us(
     for side in sides:
         for _ in range(3):
             side()
-    found = []
+    rounds_us = []
     with undisturbed():
         for number in range(rounds):
             spent = [0.0] * len(sides)
@@ -90,8 +90,8 @@ def host_us(
             for _ in range(max(calls // burst, 1)):
                 for index in order:
                     spent[index] += _burst_seconds(sides[index], burst, setting)
-            found.append(tuple(one * 1e6 / (max(calls // burst, 1) * burst) for one in spent))
-    return found
+            rounds_us.append(tuple(seconds * 1e6 / (max(calls // burst, 1) * burst) for seconds in spent))
+    return rounds_us
 
 
 def _burst_seconds(side: Side, calls: int, setting: Setting) -> float:
@@ -112,7 +112,7 @@ def wall_ms(side: Side, setting: Setting) -> float:
 
 
 def sides_of(rounds: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
-    """Rounds of sides -> each side's rounds."""
+    """From times of all sides for each round to times of all rounds for each side."""
     return list(zip(*rounds, strict=True))
 
 
@@ -130,7 +130,7 @@ def last_lines(error: BaseException, lines: int = 3) -> str:
 
 
 def environment(setting: Setting) -> dict[str, str | int]:
-    """What the numbers depend on; no names of hosts, users or folders."""
+    """The machine and versions that the numbers depend on; no names of hosts, users or folders."""
     name = torch.cuda.get_device_name() if setting.on_gpu else "cpu"
     return {
         "device": name,
@@ -171,7 +171,7 @@ Script = Callable[[Setting], Outcome]
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Where torch has deterministic kernels, those run."""
+    """Use torch's deterministic kernels where it has them."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -33,7 +33,8 @@ class Sample:
 
 
 def measure(setting: Setting) -> Outcome:
-    """20 samples, the first of which warms up and is only shown. Without the garbage collector: cycles would show."""
+    """Take 20 samples, of which the first warms up and is only shown. The garbage collector is off, so that cycles
+    would show as memory that grows."""
     step, eager, functions = _path(setting)
     inputs = [torch.randn(1, WIDTH, device=setting.device) for _ in range(4)]
     wrong = []
@@ -53,15 +54,15 @@ def measure(setting: Setting) -> Outcome:
             samples.append(_sample(done, host, setting))
     seconds = time.perf_counter() - begin
     totals = [recordings(function) for function in functions]
-    wrong += [f"soak: not one recording and replays: {one}" for one in totals
-              if one.recordings != 1 or one.eager_calls]  # fmt: skip
+    wrong += [f"soak: not one recording and replays: {total}" for total in totals
+              if total.recordings != 1 or total.eager_calls]  # fmt: skip
     rows = [("steps", "RSS MiB", "allocated KiB", "reserved MiB", "host us a step")]
     rows += [
-        (f"{one.steps:,}", f"{one.rss / 2**20:.2f}", f"{one.allocated / 2**10:.1f}", f"{one.reserved / 2**20:.1f}",
-         f"{one.host_us:.2f}")
-        for one in samples
+        (f"{sample.steps:,}", f"{sample.rss / 2**20:.2f}", f"{sample.allocated / 2**10:.1f}",
+         f"{sample.reserved / 2**20:.1f}", f"{sample.host_us:.2f}")
+        for sample in samples
     ]  # fmt: skip
-    details = {"replays": [one.replays for one in totals], "seconds": round(seconds, 1), "steps": done}
+    details = {"replays": [total.replays for total in totals], "seconds": round(seconds, 1), "steps": done}
     return Outcome(figures=_figures(samples), rows=tuple(rows), wrong=tuple(wrong), details=details)
 
 
@@ -69,8 +70,8 @@ def _figures(samples: list[Sample]) -> tuple[Figure, ...]:
     after_warming = samples[1:]
     first, last = after_warming[0], after_warming[-1]
     tenth = max(SAMPLES // 10, 1)
-    early = statistics.mean(one.host_us for one in after_warming[:tenth])
-    late = statistics.mean(one.host_us for one in after_warming[-tenth:])
+    early = statistics.mean(sample.host_us for sample in after_warming[:tenth])
+    late = statistics.mean(sample.host_us for sample in after_warming[-tenth:])
     growth = {
         "RSS": ((last.rss - first.rss) / 2**20, 8.0),
         "allocated": ((last.allocated - first.allocated) / 2**20, 0.0),
@@ -88,16 +89,16 @@ def _figures(samples: list[Sample]) -> tuple[Figure, ...]:
 def _path(setting: Setting) -> tuple[Path3, Path3, list[Path3]]:
     torch.manual_seed(0)
     with torch.device(setting.device):
-        one, two, three = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        layer_1, layer_2, layer_3 = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
 
     def first(x: Tensor) -> Tensor:
-        return F.gelu(one(x))
+        return F.gelu(layer_1(x))
 
     def second(x: Tensor) -> Tensor:
-        return F.gelu(two(x))
+        return F.gelu(layer_2(x))
 
     def third(x: Tensor) -> Tensor:
-        return F.gelu(three(x))
+        return F.gelu(layer_3(x))
 
     f, g, h = capture(first), capture(second), capture(third)
 
@@ -113,14 +114,14 @@ def _path(setting: Setting) -> tuple[Path3, Path3, list[Path3]]:
 
 def _timed(step: Path3, inputs: list[Tensor], count: int, setting: Setting) -> float:
     """Host microseconds a step, issued in bursts with the device idle before each: their median."""
-    found = []
+    took_us = []
     for _ in range(max(count // BURST, 1)):
         setting.synchronize()
         begin = time.perf_counter()
         for index in range(BURST):
             step(inputs[index % 4])
-        found.append((time.perf_counter() - begin) * 1e6 / BURST)
-    return statistics.median(found)
+        took_us.append((time.perf_counter() - begin) * 1e6 / BURST)
+    return statistics.median(took_us)
 
 
 def _sample(steps: int, host_us: float, setting: Setting) -> Sample:

@@ -24,7 +24,7 @@ from capture import reset as reset_captured
 
 BATCH, LENGTH, VOCABULARY, HEADS = 2, 64, 256, 4
 WARM, ROUNDS, STEPS = 10, 7, 20
-BACK = 2  # steps until a mechanism has its gradients where they were, after others had their turn in the same pool
+BACK = 2  # steps that bring a mechanism's gradients back to their places, after others used the same pool
 EAGER, CUDAGRAPHS, REDUCE_OVERHEAD = "eager", 'compile(backend="cudagraphs")', 'compile(mode="reduce-overhead")'
 GRAPHED, BY_HAND = "make_graphed_callables, a block each", "by hand: the whole step"
 LEAST = "by hand: a block each, nothing saved or checked"
@@ -72,7 +72,7 @@ class GPT(nn.Module):
 
 @define
 class Trainer:
-    """One mechanism: its own model and optimizer. ``step`` gives the loss, which the loop clones."""
+    """One mechanism with its own model and optimizer. ``step`` gives the loss, which the loop clones."""
 
     step: Callable[[Tensor], Tensor]
     captured: tuple[Any, ...] = ()
@@ -82,7 +82,7 @@ class Trainer:
     """Bytes beyond what there was before the mechanism was set up."""
 
     def train(self, data: list[Tensor], count: int) -> None:
-        """Steps over the data, again and again."""
+        """Make ``count`` steps over the data, which repeats."""
         for _ in range(count):
             mark_step_begin()
             self.losses.append(self.step(data[self.number % len(data)]).clone())
@@ -95,7 +95,8 @@ def measure(setting: Setting) -> Outcome:
     start = GPT(width=setting.pick(256, 32), layers=setting.pick(8, 2)).to(setting.device)
     generator = torch.Generator().manual_seed(1)
     windows = torch.randint(VOCABULARY, (STEPS, BATCH, LENGTH + 1), generator=generator)
-    data = [window.clone() for window in windows.to(setting.device)]  # all aligned alike, as from a loader
+    # clones have equal alignment, as batches of a loader
+    data = [window.clone() for window in windows.to(setting.device)]
     trainers: dict[str, Trainer] = {}
     failed: dict[str, str] = {}
     for name, build in MECHANISMS.items():
@@ -116,8 +117,17 @@ def measure(setting: Setting) -> Outcome:
             rows.append((name, "", "", "", "FAILED", failed[name]))
             continue
         ms = statistics.median(times[name])
-        one = trainers[name]
-        rows.append((name, f"{ms:.3f}", f"{1e3 / ms:.0f}", f"{one.peak / 2**20:.1f}", _same(one, expected), _note(one)))
+        trainer = trainers[name]
+        rows.append(
+            (
+                name,
+                f"{ms:.3f}",
+                f"{1e3 / ms:.0f}",
+                f"{trainer.peak / 2**20:.1f}",
+                _same(trainer, expected),
+                _note(trainer),
+            )
+        )
     wrong = [f"{name} failed: {failed[name]}" for name in OURS if name in failed]
     wrong += [f"{n}: {_same(trainers[n], expected)}" for n in OURS
               if n in trainers and _first_difference(trainers[n], expected) is not None]  # fmt: skip
@@ -152,9 +162,9 @@ def _rounds(trainers: dict[str, Trainer], data: list[Tensor], setting: Setting) 
         for number in range(setting.pick(ROUNDS, 2)):
             first = number % len(names)
             for name in names[first:] + names[:first]:
-                one = trainers[name]
-                one.train(data, BACK)
-                times[name].append(wall_ms(lambda one=one: one.train(data, count), setting) / count)  # type: ignore[misc]
+                trainer = trainers[name]
+                trainer.train(data, BACK)
+                times[name].append(wall_ms(lambda trainer=trainer: trainer.train(data, count), setting) / count)  # type: ignore[misc]
     return times
 
 
@@ -171,7 +181,7 @@ def _figures(
     if setting.on_gpu:
         for name in OURS:
             if name in trainers:
-                stated = max((recordings(one).pool_bytes for one in trainers[name].captured), default=0)
+                stated = max((recordings(function).pool_bytes for function in trainers[name].captured), default=0)
                 allowed = trainers[EAGER].peak * 1.05 + stated
                 figures.append(Figure(name=f"peak memory, {name}", unit="/ (1.05 x eager's + recordings' bytes)",
                                       values=(trainers[name].peak / allowed,), bar=1.0))  # fmt: skip
@@ -242,15 +252,15 @@ def _compiled(**options: Any) -> Callable[[GPT, Setting], Trainer]:
 
 def _graphed(model: GPT, setting: Setting) -> Trainer:
     x = torch.randn(BATCH, LENGTH, model.place.shape[1], device=setting.device)
-    if setting.on_gpu:  # it replaces the modules' forward; its warm-up leaves gradients of its own nowhere
+    if setting.on_gpu:  # torch's function replaces ``forward``; its warm-up leaves no gradients
         samples = tuple((x.clone().requires_grad_(),) for _ in model.blocks)
         torch.cuda.make_graphed_callables(tuple(model.blocks), samples)
     return _eager(model, setting)
 
 
 class _Least(torch.autograd.Function):
-    """The node that an expert could write around two graphs, and that is right in this loop alone: one call is pending
-    at a time, weights and inputs are not written before the backward pass, and nobody holds a gradient."""
+    """A node around two graphs as an expert could write it. It is right in this loop alone: one call is pending at a
+    time, weights and inputs are not written before the backward pass, and nobody holds a gradient."""
 
     @staticmethod
     @override
@@ -303,7 +313,7 @@ def _least(model: GPT, setting: Setting) -> Trainer:
 
 
 def _by_hand(model: GPT, setting: Setting) -> Trainer:
-    """The steps that warm up and capture are taken back, so that the losses can be compared."""
+    """A step captured by hand. The steps that warm up and capture are undone, so that losses can be compared."""
     optimizer = _optimizer(model, setting)
     step, before = _step(model, optimizer), copy.deepcopy(model.state_dict())
     static = torch.zeros(BATCH, LENGTH + 1, dtype=torch.int64, device=setting.device)

@@ -62,7 +62,7 @@ class Training:
         self.losses: list[Tensor] = []
 
     def train(self, batches: list[Batch], count: int) -> None:
-        """Steps over the batches, again and again."""
+        """Make ``count`` steps over the batches, which repeat."""
         for number in range(count):
             mark_step_begin()
             self.losses.append(self.step(*batches[number % len(batches)]).clone())
@@ -80,15 +80,15 @@ def measure(setting: Setting) -> Outcome:
         try:
             with warnings.catch_warnings(), torch.enable_grad(), deterministic():
                 warnings.simplefilter("ignore")  # the table says why
-                found, mistakes = _proved(case, setting)
+                proved, mistakes = _proved(case, setting)
         except Exception as error:  # noqa: BLE001 - the other models still run
             print(f"{case.name}:\n" + "".join(traceback.format_exc().splitlines(keepends=True)[-12:]), flush=True)
-            found = [(case.name, "", "FAILED", *[""] * (len(HEADER) - 4), last_lines(error))]
+            proved = [(case.name, "", "FAILED", *[""] * (len(HEADER) - 4), last_lines(error))]
             mistakes = [f"{case.name} failed"]
         reset_captured()
-        rows += found
+        rows += proved
         wrong += mistakes
-        for row in found:
+        for row in proved:
             print("  ".join(row), flush=True)
     return Outcome(rows=tuple(rows), wrong=tuple(wrong))
 
@@ -101,13 +101,13 @@ def _proved(case: Case, setting: Setting) -> tuple[list[tuple[str, ...]], list[s
     del again
     rows, mistakes = [], []
     for how in ("regions", "whole step"):
-        one = _trained(case, start, how, batches, steps)
-        differs = _difference(eager, one)
-        totals = [recordings(captured) for captured in one.captured]
+        trained = _trained(case, start, how, batches, steps)
+        differs = _difference(eager, trained)
+        totals = [recordings(captured) for captured in trained.captured]
         counts = [sum(getattr(total, name) for total in totals) for name in ("recordings", "replays", "eager_calls")]
         findings = [finding for total in totals for finding in total.findings]
         reasons = sorted({f"{f.code} {f.name}: {f.what}" for f in findings if f.severity >= Severity.EAGER})
-        slow, fast = _timed(eager, one, batches, setting)
+        slow, fast = _timed(eager, trained, batches, setting)
         equal = ("yes" if differs is None else f"NO, {differs}") + (f" (eager itself: {itself})" if itself else "")
         rows.append((case.name, how, equal, *map(str, counts), f"{slow:.2f}", f"{fast:.2f}", f"{fast / slow:.2f}",
                      "; ".join(reasons)[:200]))  # fmt: skip
@@ -115,7 +115,7 @@ def _proved(case: Case, setting: Setting) -> tuple[list[tuple[str, ...]], list[s
             mistakes.append(f"{case.name}, {how}: {differs} is not what eager gives")
         if not counts[1] and not reasons:
             mistakes.append(f"{case.name}, {how}: never replayed, and no finding says why")
-        del one
+        del trained
         reset_captured()
     return rows, mistakes
 
@@ -136,7 +136,7 @@ def _difference(one: Any, other: Any) -> str | None:
     return None if same else "final weights"
 
 
-def _timed(eager: Training, one: Training, batches: list[Batch], setting: Setting) -> tuple[float, float]:
+def _timed(eager: Training, captured: Training, batches: list[Batch], setting: Setting) -> tuple[float, float]:
     """Wall milliseconds a step of both, medians of rounds in turn."""
     count = setting.pick(STEPS_A_ROUND, 2)
     times: list[tuple[float, float]] = []
@@ -144,7 +144,7 @@ def _timed(eager: Training, one: Training, batches: list[Batch], setting: Settin
         for _ in range(setting.pick(ROUNDS, 2)):
             with config.patch(enabled=False):
                 slow = wall_ms(lambda: eager.train(batches, count), setting) / count
-            times.append((slow, wall_ms(lambda: one.train(batches, count), setting) / count))
+            times.append((slow, wall_ms(lambda: captured.train(batches, count), setting) / count))
     slow_ms, fast_ms = (statistics.median(side) for side in zip(*times, strict=True))
     return slow_ms, fast_ms
 
@@ -158,7 +158,7 @@ def _tokens(vocabulary: Callable[[Setting], int], length: int = 128) -> Callable
         shape = (10, 2, setting.pick(length, 16))
         drawn = torch.randint(vocabulary(setting), shape, generator=generator).to(setting.device)
         seen = torch.ones(shape[-1], shape[-1], dtype=torch.bool, device=setting.device).tril()
-        mask = seen.expand(shape[1], 1, -1, -1).clone()  # without one transformers looks at values on the host
+        mask = seen.expand(shape[1], 1, -1, -1).clone()  # without a mask transformers reads values on the host
         return [(one.clone(), mask) for one in drawn]
 
     return batches

@@ -1,5 +1,5 @@
-"""Small versions of more than twenty real architectures with random weights, all from transformers: widths of the real
-ones, four layers, so that launches dominate and compiling does not."""
+"""Small versions of more than twenty real architectures of transformers, with random weights: real widths but four
+layers, so that launches take most of the time and compiling takes little."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Net:
         generator = torch.Generator().manual_seed(seed)
         if self.takes == "pixels":
             side = setting.pick(PIXELS, 32)
-            found = {"pixel_values": torch.randn(BATCH, 3, side, side, generator=generator)}
+            values = {"pixel_values": torch.randn(BATCH, 3, side, side, generator=generator)}
         else:
-            # No token twice: Inductor's kernels would add up the gradients of its row in any order.
+            # No token comes twice: Inductor's kernels would add the gradients of its row in any order.
             ids = torch.randperm(195, generator=generator)[None, : setting.pick(LENGTH, 16)] + 5
-            found = {"input_ids": ids}
+            values = {"input_ids": ids}
             if self.takes == "both":
-                found["decoder_input_ids"] = ids.flip(1)
-        return {key: value.to(setting.device) for key, value in found.items()}
+                values["decoder_input_ids"] = ids.flip(1)
+        return {key: value.to(setting.device) for key, value in values.items()}
 
 
 def _sized(value: Any, setting: Setting) -> Any:
