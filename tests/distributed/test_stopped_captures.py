@@ -44,10 +44,8 @@ PLACES = ["in the body", "behind the body", "behind the engine"]
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The place in a recording run where a signal comes, once; its handler raises. The run counts as captured alone."""
-    notes, where = (
-        Notes(),
-        request.param,
-    )  # what is undone leaves them; through ``request`` a run would see all of pytest
+    # undoing a run leaves these notes, and ``request`` would lead a watched run to all of pytest
+    notes, where = Notes(), request.param
 
     def ring(*_: object) -> None:
         raise Late("by a signal")

@@ -1,4 +1,4 @@
-"""Run where a wheel of the library is installed: imports it under both names, and sees a function replayed.
+"""Run where a wheel of the library is installed: imports it under both names, and checks that a function is replayed.
 
     python tests/packaging/smoke.py
 

@@ -1,4 +1,4 @@
-"""What ``import capture`` and ``import torch_capture`` do, and do not."""
+"""What ``import capture`` and ``import torch_capture`` load, print and write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def python(code: str, environment: Mapping[str, str], *options: str, cwd: Path | None = None) -> str:
-    """What a new process prints that runs these lines."""
+    """Run these lines in a new process; gives what it prints."""
     done = subprocess.run(
         [sys.executable, *options, "-c", code], capture_output=True, text=True, check=False, timeout=300, cwd=cwd,
         env={**os.environ, "PYTHONPATH": python_path(), **environment},
@@ -70,7 +70,7 @@ def test_an_import_writes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_import_takes_little_beyond_torch(tmp_path: Path) -> None:
-    """As processor time, of the fastest of some processes, with compiled files as an installation has them.
+    """Processor time of the fastest of three processes, with compiled files as an installation has them.
 
     It is compared with torch's own import in the same process, as machines differ: that takes about one second where
     ``import capture`` may take a tenth. The rest is loaded when the decorator is first asked for.

@@ -1,4 +1,4 @@
-"""From sources to an installed package: sdist, wheel, an empty environment, and what is said where that cannot be.
+"""From sources to an installed package: sdist, wheel, an empty environment, and the message where building fails.
 
 Nothing is downloaded: the new environment reads torch and the rest from the one that runs the tests.
 """
@@ -78,7 +78,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_the_module_in_the_wheel_needs_libc_alone(wheel: Path, tmp_path: Path) -> None:
-    """One wheel serves every torch therefore, and ``auditwheel`` has nothing to copy into it."""
+    """So one wheel works with every torch, and ``auditwheel`` has nothing to copy into it."""
     with zipfile.ZipFile(wheel) as opened:
         (name,) = (name for name in opened.namelist() if name.endswith(".so"))
         module = opened.extract(name, tmp_path)

@@ -1,7 +1,7 @@
-"""The library as somebody new to it meets it: install the wheel, follow the pages, make mistakes, report a bug.
+"""The steps of a new user: install the wheel, follow the pages, make mistakes, report a bug.
 
-Each step runs in the new environment, from an empty directory, and knows nothing of the checkout but what it prints
-or has to paste: the README, the quick start, and what messages say.
+Each step runs in a new environment, from an empty directory. Of the checkout it uses only text that a user would paste:
+the README, the quick start, and what messages say.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def paste(python: Path, here: Path, text: str) -> tuple[str, str]:
-    """Run a program as a user would who pasted it into a file: what it prints, and its warnings."""
+    """Run a program that a user pasted into a file; gives what it prints, and its warnings."""
     (here / "program.py").write_text(text, encoding="utf-8")
     cache = here / "cache"
     done = run(python, "program.py", cwd=here, CAPTURE_CACHE_DIR=str(cache), OMP_NUM_THREADS="1")
@@ -91,7 +91,7 @@ RIGHT = {"options": "", "weights": "weights", "result": "loss.detach()", "argume
 def test_a_mistake_and_its_fix(
     mistake: dict[str, str], code: str, line: str, fix: str, python: Path, tmp_path: Path
 ) -> None:
-    """The message has code, line and what to write. Written so, calls are replayed and nothing is said."""
+    """The message names code, line and fix. With the fix calls are replayed, and there is no message."""
     printed, warned = paste(python, tmp_path, STEP.format(**{**RIGHT, **mistake}))
     assert printed.splitlines()[-1] == "0 replays", printed
     assert f"{code} " in warned, warned
@@ -104,7 +104,7 @@ def test_a_mistake_and_its_fix(
 
 
 def test_an_option_of_torch_compile(python: Path, tmp_path: Path) -> None:
-    """An error where it is written, which says what to do instead."""
+    """An option of ``torch.compile`` raises at the decorator, and the error says what to write instead."""
     (tmp_path / "program.py").write_text(STEP.format(**{**RIGHT, "options": "mode='reduce-overhead'"}), "utf-8")
     done = run(python, "program.py", cwd=tmp_path)
     assert done.returncode == 1

@@ -13,7 +13,7 @@ from tests.support.installing import ROOT
 
 SETTINGS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT, WHEELS = SETTINGS["project"], SETTINGS["tool"]["cibuildwheel"]
-# 3.14 as (3, 14), from the classifiers, which an index shows.
+# 3.14 as (3, 14), from the classifiers, which package indexes show.
 PYTHONS = sorted(
     (int(major), int(minor))
     for classifier in PROJECT["classifiers"]
@@ -54,7 +54,7 @@ def test_what_runs_on_a_built_wheel_is_there() -> None:
 
 
 def test_no_address_is_made_up() -> None:
-    """A placeholder would lead users, and their bug reports, to nothing or to a stranger."""
+    """No placeholder for a project address: it would lead users and bug reports nowhere, or to a stranger."""
     for address in PROJECT.get("urls", {}).values():
         assert address.startswith("https://")
         assert not re.search(r"example\.|localhost|TODO|your[-_]", address, re.IGNORECASE), address

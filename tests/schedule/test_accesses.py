@@ -1,4 +1,4 @@
-"""Which memory the nodes of operators touch: their tensors, and what words of their parameters point at beside."""
+"""Which memory the nodes of operators touch: their tensors, and memory that words of their parameters point at."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_words_in_tensors_of_the_operator_add_nothing() -> None:
 
 
 def test_ranges_inside_others_are_looked_through() -> None:
-    """The word lies in the long range, which begins before the short one beside it."""
+    """The word is in the long range, although a short range that begins later is nearer."""
     one = operator(0, at(0, 0x800), at(0x100), at(0x300))
     assert accesses([{POOL + 0x700}], [one], memory()) == [Node(0, one.reads, ())]
 
 
 def test_a_word_outside_of_the_pool_touches_its_block() -> None:
-    """A workspace, by whatever address in it."""
+    """A word anywhere in a workspace outside of the pool touches the whole workspace."""
     block = (OUTSIDE, OUTSIDE + 0x4000)
 
     def block_of(word: int) -> Span | None:
@@ -62,7 +62,7 @@ def test_a_word_of_the_pool_touches_all_between_blocks_that_outlive_the_operator
     nodes = accesses([(), word, ()], operators, memory(*lives))
     assert nodes[1].writes == (at(0x100, 0x200),)
     nodes = accesses([(), {POOL + 0x400}, ()], operators, memory(*lives))
-    assert nodes[1].writes == (at(0x400, 0xC00),)  # what died in the operator, or was born in it, is no limit
+    assert nodes[1].writes == (at(0x400, 0xC00),)  # blocks that died or were born in the operator are no limit
 
 
 def test_a_word_in_a_live_block_of_somebody_else_touches_that() -> None:
@@ -71,7 +71,7 @@ def test_a_word_in_a_live_block_of_somebody_else_touches_that() -> None:
 
 
 def test_what_nobody_knows_is_a_barrier() -> None:
-    """Nodes of no operator, nodes without parameters that can be read, operators of which the schema does not tell."""
+    """Barriers are: nodes of no operator, nodes whose parameters cannot be read, operators whose schema is unknown."""
     operators = [operator(0), OperatorMemory("op", 2, 3, is_barrier=True), operator(3)]
     found = accesses([(), (), (), None], operators, memory())
     assert [one.is_barrier for one in found] == [False, True, True, True]
@@ -91,7 +91,8 @@ def test_hidden_memory_that_no_word_tells_of_is_a_barrier() -> None:
 @given(st.data())
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 def test_hidden_memory_is_always_covered(data: st.DataObject) -> None:
-    """An allocator hands out memory at random, some of it within an operator: what a node touches covers it."""
+    """An allocator hands out memory at random, some only within an operator: the memory a node counts as touching
+    covers it."""
     taken: dict[int, tuple[Span, int]] = {}
     lives, operators, words, wanted = [], [], [], []
 

@@ -1,4 +1,5 @@
-"""Edges of a schedule, against a simulated memory: all orders that they allow give the same, and no edge is wasted."""
+"""Edges of a schedule, tried on a simulated memory: all orders that they allow give the same values, and no edge can be
+left out."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def programs(draw: st.DrawFn, *, most: int = 6, alone: bool = False) -> list[Nod
 
 
 def conflicts(nodes: Sequence[Node]) -> set[Edge]:
-    """All pairs that have to keep their order, found directly from the words that they read and write."""
+    """All pairs that have to keep their order, computed directly from the addresses that they read and write."""
     return {
         (first, then)
         for first, then in itertools.combinations(range(len(nodes)), 2)
@@ -116,13 +117,14 @@ def test_edges_are_the_conflicts_without_those_that_follow(nodes: list[Node]) ->
 @given(programs(most=5, alone=True))
 @SETTINGS
 def test_a_planted_missing_edge_is_found(nodes: list[Node]) -> None:
-    """The first test would tell a schedule that lacks one. Nodes that touch nothing cannot show it."""
+    """Without one edge some order gives other values, so the first test would notice a schedule that lacks an edge.
+    Nodes that touch no memory are left out."""
     chain, edges = run(nodes, range(len(nodes))), dependencies(nodes).edges
     shows = [node.is_barrier or bool(touched((*node.reads, *node.writes))) for node in nodes]
     for missing in edges:
         if not all(shows[number] for number in missing):
             continue
-        left = closure(edges, len(nodes)) - {missing}  # what followed from it and others is still there
+        left = closure(edges, len(nodes)) - {missing}  # edges that follow from others stay
         assert any(run(nodes, order) != chain for order in orders(len(nodes), left))
 
 
@@ -151,7 +153,7 @@ def test_independent_branches_run_side_by_side() -> None:
 
 
 def test_memory_that_is_used_again_ties_branches() -> None:
-    """The second branch writes where the first one's results lay."""
+    """The second branch writes to memory where the first one's results were: it comes after the first."""
     branch = [Node(0, ((0, 10),), ((10, 20),)), Node(1, ((10, 20),), ((20, 30),))]
     again = [evolve(node, operator=node.operator + 2) for node in branch]
     assert dependencies([*branch, *again]).longest == 4
@@ -168,7 +170,7 @@ def test_nothing_is_no_path() -> None:
 
 
 def test_a_thousand_nodes() -> None:
-    """Layers of a model, each of a chain that all read the weights: the edges are as many as the nodes, not squares."""
+    """Chained layers that all read the weights: the number of edges grows with the nodes, not with their square."""
     nodes = [Node(at, ((0, 64), (64 + at * 8, 72 + at * 8)), ((72 + at * 8, 80 + at * 8),)) for at in range(1000)]
     found = dependencies(nodes)
     assert found.edges == tuple((at, at + 1) for at in range(999))
