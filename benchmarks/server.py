@@ -40,15 +40,15 @@ class Counts:
 
     requests: int = 0
     failed: int = 0
-    """Requests that eager fails, too."""
+    """Requests for which eager raises, too."""
     timeouts: int = 0
     changes: int = 0
     kept: int = 0
     probes: int = 0
     replayed: int = 0
-    """Of the probes, in the second half of the run."""
+    """Probes in the second half of the run that were replayed."""
     misses: list[str] = field(factory=list)
-    """What became of the other probes."""
+    """Why the other probes were not replayed."""
     wrong: list[str] = field(factory=list)
     unexpected: list[str] = field(factory=list)
 

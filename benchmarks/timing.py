@@ -36,9 +36,9 @@ class Figure:
     name: str
     unit: str
     values: tuple[float, ...]
-    """One a round."""
+    """One value for each round."""
     bar: float | None = None
-    """At most this; None for a number given for information."""
+    """The largest median that passes; None where the number is only information."""
     detail: str = ""
 
     @property

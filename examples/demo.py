@@ -46,7 +46,7 @@ class Result(NamedTuple):
     same: bool
     counts: Recordings
     function: object
-    """The captured one: the report has what is still there."""
+    """The captured function, which is kept alive so that the report has it."""
 
 
 def choose_device() -> torch.device:

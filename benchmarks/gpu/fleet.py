@@ -50,7 +50,7 @@ class Worker:
     process: Any
     pipe: Connection
     job: Job | None = None
-    """What it is at."""
+    """The job that it works on."""
     since: float = 0.0
     ready: list[Job] = field(factory=list)
 

@@ -28,7 +28,7 @@ class Run:
 
     call: Callable[[Tensor], Tensor]
     following: Callable[[int, Tensor], Tensor]
-    """Step number and its output to the next input."""
+    """Computes the next input from the step's number and output."""
     x: Tensor
     """The next input."""
     captured: Any = None
@@ -56,7 +56,7 @@ class Case:
     name: str
     build: Callable[[Setting], Callable[[bool], Run]]
     why_eager: str = ""
-    """Codes one of which must be named: a model that no recording can hold."""
+    """Codes of which a finding must name one, for a model that cannot be recorded."""
 
 
 def measure(setting: Setting) -> Outcome:

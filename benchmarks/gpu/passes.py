@@ -71,7 +71,7 @@ class Contest:
     varying: int = 0
     wrong: dict[str, str] = field(factory=dict)
     first: dict[int, list[int]] = field(factory=dict)
-    """By seed, digests of what ``plain`` gave when it was compared first."""
+    """By seed, digests of the values that ``plain`` gave at the first comparison."""
 
     def step(self, call: Callable[..., Tensor], model: nn.Module) -> Step:
         """The pass. ``call``: gives logits by the weights of ``model``."""
@@ -253,7 +253,7 @@ class Table:
     jobs: Sequence[Job]
     timed: Sequence[str]
     ours: Sequence[str]
-    """The first is compared with ``theirs``."""
+    """Our sides; the first is compared with ``theirs``."""
     theirs: str
     bar: float
 

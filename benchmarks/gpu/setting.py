@@ -60,11 +60,11 @@ class Outcome:
 
     figures: tuple[Figure, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
-    """A table of its own, header first."""
+    """A table to print, with its header first."""
     details: dict[str, Any] = field(factory=dict)
     """Plain values for the file."""
     wrong: tuple[str, ...] = ()
-    """Numbers that are not eager's, and scripts that could not run: never to be overlooked."""
+    """Numbers that are not eager's, and parts that could not run. Any of these makes the run fail."""
 
     @property
     def passed(self) -> bool:

@@ -18,7 +18,7 @@ from tests.support.regions import bits
 
 Body = Callable[["Trainer", Tensor], Any]
 SEVERAL = (5,) if EXECUTES else (4, 5)
-"""Replays of eight calls: where a recording run is no call, one more may be needed."""
+"""Possible numbers of replays in eight calls: where the recording run does not execute, one call more may be needed."""
 
 
 class Trainer:

@@ -19,7 +19,7 @@ from tests.support.regions import fresh as fresh
 THREADS = 3
 
 tells_that_it_waits = pytest.mark.filterwarnings("ignore:.*another thread runs:capture.CaptureWarning")
-"""On a device a region with weights is recorded while there is one thread; else its calls run eagerly, and say so."""
+"""On a GPU a region with weights is recorded only while there is one thread; else its calls are eager, as is said."""
 
 
 def in_threads(work: Callable[[int], None], count: int = THREADS) -> None:

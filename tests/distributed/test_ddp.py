@@ -169,7 +169,7 @@ CASES: list[tuple[Wrap, dict[str, Check]]] = [
     (in_two_dimensions((1, 2)), {"step": from_the_third_step}),
 ]
 ON_GPU: dict[tuple[int, str], Check] = {(1, "step"): after_ten_passes}
-"""By case and what is captured."""
+"""Checks on a GPU, by the number of the case and what is captured."""
 
 
 def accumulates(rank: int, captures: bool) -> tuple[list[Tensor], Any]:

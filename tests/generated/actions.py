@@ -36,7 +36,7 @@ class Program:
     marks: bool = False
     verify: bool = False
     rounds: int = 1
-    """How often the steps are carried out, with other values and other results held."""
+    """How often all steps are done, with other values and other results held."""
     bind: bool = False
     """Captured with ``inputs="bind"``."""
 

@@ -20,7 +20,7 @@ from tests.support.device import DEVICE
 Build = Callable[[World], Part]
 REGIONS: dict[str, Build] = {}
 EAGER: set[str] = set()
-"""Regions that never replay, by their nature."""
+"""Regions that can never be recorded."""
 
 
 SEVERAL = frozenset({"two_outputs", "apart", "passing"})

@@ -19,7 +19,7 @@ C = TypeVar("C")
 WIDTH = 4
 ROWS = 3
 LIMIT = 4
-"""Of pending losses, and of tensors held."""
+"""The most pending losses, and the most held tensors."""
 KNOWN: frozenset[str] = frozenset()
 """Regions, steps and actions left out while a bug they find is open."""
 
@@ -31,7 +31,7 @@ class Pending:
     loss: Tensor
     inputs: list[Tensor]
     outputs: list[Tensor]
-    """Those that the caller keeps."""
+    """The outputs that the caller keeps."""
     parts: tuple[Part, ...]
 
 
@@ -43,9 +43,9 @@ class Part:
     module: nn.Module
     functions: list[Callable[..., Any]]
     ids: bool = False
-    """Takes indices in place of a matrix."""
+    """Whether its input is indices and not a matrix."""
     once: bool = True
-    """Uses each parameter once."""
+    """Whether each parameter is used once."""
     optimizer: Any = None
     step: Any = None
     said: str = ""

@@ -413,7 +413,7 @@ class Program:
     """Captured with ``outputs="clone"``."""
     verify: bool = False
     rounds: int = 1
-    """How often the steps are carried out, with other values."""
+    """How often all steps are done, with other values."""
     bind: bool = False
     """Captured with ``inputs="bind"``."""
 
@@ -500,7 +500,7 @@ def _is_partial(name: str, form: int, world: World) -> bool:
 
 REFUSED = "autograd refuses"
 _REFUSALS = ("one of the variables needed for gradient", "Trying to backward through the graph a second time")
-"""What stands in the way is the same, but which is met first depends on the order of the nodes."""
+"""Errors of eager and of a replay may differ between these: which one comes first depends on the order of the nodes."""
 
 
 def _outcome(world: World, act: Act, target: int, form: int, seed: int) -> str | None:

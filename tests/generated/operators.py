@@ -31,9 +31,9 @@ OTHER_WAY = {
 """torch computes these, or their gradients, in another way, to the last bits, while any dispatch mode is on
 (``docs/limits.md``)."""
 OTHER_STRIDES = {"ormqr"}
-"""The same, of the strides of their gradients."""
+"""Operators whose gradients have other strides while a dispatch mode is on."""
 UNSTEADY = {"linalg_lstsq", "linalg_lstsq_grad_oriented"}
-"""Of eager calls, too, the last bits depend on where their memory lies (LAPACK's ``gelsy``)."""
+"""Operators of which eager's last bits depend on memory addresses, too (LAPACK's ``gelsy``)."""
 Body = Callable[..., Any]
 
 

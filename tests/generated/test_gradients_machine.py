@@ -19,7 +19,8 @@ from tests.support.device import DEVICE, EXECUTES, REBINDS
 EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "1000" if DEVICE.type == "cpu" else "300"))
 PARTS = min(max(EXAMPLES // 125, 1), 8)
 LEAST_SHARE = 0.05 if not REBINDS else 0.25 if EXAMPLES >= 1000 else 0.1
-"""Of the calls, replays. The first programs of a part are short, and replay little: few programs make fewer parts."""
+"""The least share of replays among calls. The first programs of a part are short and replay little, so a run with few
+programs has fewer parts."""
 ENOUGH = 100
 """Calls of a region after which one should have been a replay."""
 

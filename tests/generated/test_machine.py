@@ -22,7 +22,7 @@ from tests.support.device import REBINDS, know_nothing_of_writes
 PARTS = 8
 EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "2000"))
 LEAST_SHARE = 0.25 if REBINDS else 0.05
-"""Of the calls, replays. What cannot leave the pool or be bound anew is recorded again, and compared as well."""
+"""The least share of replays among calls. Without rebinding a moved tensor leads to another recording."""
 ENOUGH = 150 if REBINDS else 250
 """Calls of a function after which one should have been a replay."""
 

@@ -327,7 +327,7 @@ def test_one_tensor_given_twice_and_returned_is_the_callers(options: Any, manage
     body = capture(lambda x, y: (x, y, y.mul_(2)), **options)
     for _ in range(CALLS):
         x = make(ones())
-        assert all(one is x for one in body(x, x))
+        assert all(returned is x for returned in body(x, x))
         del x
 
 

@@ -142,7 +142,7 @@ class Entry:
     build: Build
     borrow: bool = False
     eager: bool = False
-    """Never replays, by its nature."""
+    """Whether it can never be recorded."""
 
 
 CATALOGUE: dict[str, Entry] = {}

@@ -22,11 +22,11 @@ KEPT = int(ON_CUDA)
 the caller's now. The CPU engine's tape writes elsewhere from then on."""
 
 needs_gpu = pytest.mark.skipif(ON_CUDA and not torch.cuda.is_available(), reason="needs a GPU")
-"""On every file."""
+"""The mark of every file here."""
 needs_cuda = pytest.mark.skipif(not (ON_CUDA and torch.cuda.is_available()), reason="needs CUDA itself")
-"""On tests that call ``torch.cuda``."""
+"""For tests that call ``torch.cuda``."""
 may_fall_back = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
-"""On tests whose bodies may be refused: a warning is right there, a wrong value is not."""
+"""For tests whose bodies may be refused with a warning."""
 
 _ran = Notes()
 ran = _ran.add

@@ -25,7 +25,7 @@ class Kind:
     between: str = "pass"
     replays: int = 6
     members: str = ""
-    """Of the class."""
+    """Source of further members of the module's class."""
 
     def text(self) -> str:
         """The source of the whole program."""

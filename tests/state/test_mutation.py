@@ -49,7 +49,7 @@ def check(
 
 
 ANY = -1
-"""Static arguments are at another address in each call: how many of the calls are replays is the engine's affair."""
+"""Any number of replays: static arguments are at another address in each call, which engines handle differently."""
 
 
 # ------------------------------------------------------------------------------------------------- written arguments

@@ -23,7 +23,7 @@ Body = Callable[[Tensor], Any]
 
 
 KEEPS_A_TENSOR = torch.__version__ < "2.13"
-"""A barrier there has a tensor that its handle keeps after the call, so that CG401 keeps the body eager."""
+"""Before torch 2.13 a barrier's handle keeps a tensor after the call, so CG401 keeps the body eager."""
 
 
 def bodies(rank: int) -> dict[str, Body]:

@@ -317,7 +317,7 @@ def calls_of(body: str) -> tuple[int, ...]:
 
 
 KEEPING = ("plain", "recurrent", "drawing", "numbered", "numbered_state", "stepping", "stepping_on_the_host")
-"""Bodies after which what the caller keeps stays as it is."""
+"""Bodies of which the caller keeps results, which must keep their values."""
 
 
 def used(body: str, captured: Any, x: Tensor) -> Any:
@@ -382,7 +382,7 @@ def _between_gradients(world: World, body: str) -> list[Any]:
 
 
 _prefixes: dict[tuple[str, int], list[Any]] = {}
-"""By program and call: worlds begin alike."""
+"""The states that eager can be stopped in, by program and call; all worlds begin in the same state."""
 
 
 def stopped_program(

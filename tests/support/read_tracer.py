@@ -61,7 +61,7 @@ class Covered:
     """``id`` of containers and cells."""
     slots: set[tuple[int, str]] = field(factory=set)
     written: set[int] = field(factory=set)
-    """``id`` of what the body itself changes: effects are another matter."""
+    """``id`` of objects that the body itself changes, of which reads need no guard."""
 
     def add(self, guard: Guard) -> None:
         """Add what one guard covers."""

@@ -30,7 +30,7 @@ from capture.native import native
 Make = Callable[..., bytes]
 ADDRESS = 0x7F00_0000_1000
 OWN = 0x7E00_0000_0000
-"""Where memory is that a capture may take elsewhere."""
+"""Addresses from here on are memory that may be elsewhere in each capture."""
 
 
 def is_own(address: int) -> bool:
