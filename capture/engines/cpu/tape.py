@@ -32,7 +32,7 @@ from capture.engines.cpu.number_tensors import with_tensors
 from capture.engines.cpu.schedule import schedule
 from capture.engines.staging import over
 from capture.key.pytree import PLAIN_TYPES
-from capture.key.tensor_meta import is_dense, same_bits
+from capture.key.tensor_meta import is_dense, same_bits, span_bytes
 from capture.native import native
 from capture.observe.operator_schema import OperatorTraits
 from capture.state.call import Call
@@ -553,6 +553,8 @@ class Tape:
             with torch.no_grad():
                 args = self.value(with_tensors(step.args, step.numbers))
                 kwargs = {key: self.value(v) for key, v in step.kwargs.items()}
+                if not _have_memory([*args, *kwargs.values()]):
+                    return False
                 written = [
                     torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype)
                     for geometry in geometries
@@ -785,6 +787,20 @@ class Tape:
         if isinstance(value, (list, tuple)) and any(True for _ in _places(value)):
             return "list", tuple(self._encoded(member) for member in value)
         return "constant", value
+
+
+def _have_memory(values: Sequence[Any]) -> bool:
+    """Whether the tensors among these have all their memory: the caller of the last call may have freed an argument's
+    storage since (``untyped_storage().resize_(0)``), and an operator would read beyond its end."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            if not _have_memory(value):
+                return False
+        elif isinstance(value, torch.Tensor):
+            begin = value.storage_offset() * value.element_size()
+            if value.untyped_storage().nbytes() < begin + span_bytes(value):
+                return False
+    return True
 
 
 def _released(leaves: Sequence[Any]) -> None:

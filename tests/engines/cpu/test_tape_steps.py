@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from capture import capture, explain
+from capture import capture, explain, recordings
 from capture.api.decorator import captured_states
 from capture.engines.cpu.tape import Tape
 from capture.key.tensor_meta import same_bits
@@ -188,3 +188,20 @@ def test_what_explain_tells_is_as_before() -> None:
     for _ in range(4):
         captured(x)
     assert explain(captured)(x).plan is not None
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_form_is_not_tried_on_memory_that_the_caller_freed(position: int) -> None:
+    """The third call finds that the second's result is held, and tries operators on the arguments of the second."""
+
+    def body(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + y
+
+    captured = capture(body)
+    for number in range(6):
+        given = [torch.full((512, 512), float(number + k), device="cpu") for k in range(2)]
+        expected = body(*given)
+        result = captured(*given)
+        assert same_bits(result, expected)
+        given[position].untyped_storage().resize_(0)
+    assert recordings(captured).replays >= 3
