@@ -55,13 +55,17 @@ class BreakNotes(RunNotes):
             keepers = returned_value.keepers_of_array()
         if keepers is not None and all(self._is_reached(one.holder) for one in keepers):
             return self._hand_out(name, tensor, read, keepers)
+        place: str | None = None
+        if reader is not None and name == "tolist" and tensor.dim() and tensor.numel() <= host_values.MOST_MEMBERS:
+            place = returned_value.place_of_list()
+            reader = reader if place is None else host_values.flat_list
         self._is_reading = True  # operators that the read itself runs are not noted
         self.quietly(self._note_reading)(name, tensor if reader is not None else None)
         try:
             with _NOTHING if reader is None else unseen():
                 result = read(tensor, *args, **kwargs)
                 if reader is not None:
-                    self.quietly(self._note_read)(name, tensor, reader, args, kwargs, result)
+                    self.quietly(self._note_read)(name, tensor, reader, args, kwargs, result, place)
         finally:
             self._is_reading = False
         return result
@@ -96,12 +100,16 @@ class BreakNotes(RunNotes):
 
     def _note_read(
         self, name: str, tensor: torch.Tensor, reader: host_values.Describe, args: tuple[Any, ...],
-        kwargs: dict[str, Any], result: Any,
+        kwargs: dict[str, Any], result: Any, place: str | None,
     ) -> None:  # fmt: skip
+        """``place``: where the body returns a list, if that is all that comes of it."""
         storage, trace = tensor.untyped_storage(), self.trace
         self._at, trace.plain = None, False
         self._see_input(tensor, storage, traits(torch.ops.aten.item.default))
-        text = read_text(reader(tensor, *args, **kwargs))
+        value = reader(tensor, *args, **kwargs)
+        text = read_text(value) if place is None else f"{returned_value.RETURNED}{place}"
+        if place is not None:
+            trace.kept[len(trace.reads)] = (value, [])
         trace.reads.append(text)
         trace.note_break("value", name, self._line())
         trace.sequence.append(f"host.{name}")

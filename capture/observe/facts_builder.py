@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ from capture.observe.dropped import empty_dropped
 from capture.observe.kept_value import KeptReads, is_value_of
 from capture.observe.operator_schema import read_text
 from capture.observe.result_objects import identity_text, is_copied, is_used_up, is_value
-from capture.observe.returned_value import returned_at
+from capture.observe.returned_value import item_formula, returned_at
 from capture.observe.run import ObservedRun, collections_of_old
 from capture.observe.trace import External, Produced, RunTrace
 from capture.observe.unattributed_memory import UnattributedMemory
@@ -532,6 +532,9 @@ def _outputs(watched: ObservedRun, classify: Classifier) -> list[KeptLeaf]:
     trace, values = watched.watch.trace, {leaf.path: leaf.value for leaf in leaves}
     reads: dict[str, int | tuple[int, str]] = {}
     for number, several in returned_at(trace.reads).items():
+        if type(trace.kept.get(number, (None, ()))[0]) is list:
+            reads |= _members_of_list(watched, number, [place for place, _ in several], values)
+            continue
         number_of_path: dict[str, int | tuple[int, str]] = {}
         for place, formula in several:
             path = watched.call.place_in_result(place)
@@ -541,6 +544,27 @@ def _outputs(watched: ObservedRun, classify: Classifier) -> list[KeptLeaf]:
                 break
         reads |= number_of_path
     return [evolve(leaf, read=reads[leaf.path]) if leaf.path in reads else leaf for leaf in leaves]
+
+
+def _members_of_list(
+    watched: ObservedRun, number: int, places: Sequence[str], values: Mapping[str, Any]
+) -> dict[str, tuple[int, str]]:
+    """By path, the members of a list that was read and is returned; none, and the read is compared, where they are not
+    found."""
+    trace, reads = watched.watch.trace, dict[str, tuple[int, str]]()
+    members = trace.kept[number][0]
+    for place in places:
+        path = watched.call.place_in_result(place)
+        inside = [leaf for leaf in values if leaf.startswith(f"{path}.")]
+        formulas = list(map(item_formula, range(len(inside))))
+        is_there = len(inside) == len(members) and all(
+            is_value_of(trace, number, formula, values[leaf]) for leaf, formula in zip(inside, formulas, strict=True)
+        )
+        if not is_there:
+            trace.reads[number] = read_text(members)
+            return {}
+        reads |= {leaf: (number, formula) for leaf, formula in zip(inside, formulas, strict=True)}
+    return reads
 
 
 def _taken_up(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> tuple[Drift, ...]:

@@ -18,13 +18,16 @@ from capture.key.pytree import TENSOR_TYPES
 from capture.key.tensor_meta import bytes_of, digest
 from capture.torch_private.capabilities import unseen
 
-Describe = Callable[..., str]
-"""Describes a read, from the tensor and the other arguments of the read."""
+Describe = Callable[..., Any]
+"""Describes a read as text, from the tensor and the other arguments of the read; of a list that is only returned it
+gives the members."""
 _MOST_WRITTEN_OUT = 64  # elements: a longer list is described by a digest
 _WITH_FRACTIONS = "with fractions"
 _tolist: Any = torch.Tensor.tolist  # torch's own, also while a body is watched
 _repr: Any = torch.Tensor.__repr__
 _format: Any = torch.Tensor.__format__
+MOST_MEMBERS = 1024
+"""Members of a list that are put into a result one by one."""
 ARRAYS = ("numpy", "__array__")
 """Reads whose result shares the tensor's memory."""
 
@@ -50,6 +53,12 @@ def _list(tensor: torch.Tensor) -> str:
     if tensor.numel() > _MOST_WRITTEN_OUT:
         return _array(tensor)
     return f"{tensor.dtype} {_tolist(tensor)!r}"
+
+
+def flat_list(tensor: torch.Tensor) -> list[Any]:
+    """All members of the lists that ``tolist`` gives, in their order."""
+    members: list[Any] = _tolist(tensor.reshape(-1))
+    return members
 
 
 def _array(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> str:

@@ -47,6 +47,7 @@ _KINDS: dict[str, Any] = {"float": float, "int": int, "bool": bool}
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
 }  # fmt: skip
+_ITEM = "at"
 _IS = "="
 _MOST_STEPS = 4
 _AND = "; "
@@ -172,6 +173,16 @@ def place_of_read(value: Any) -> tuple[str, list[Kept]] | None:
     return (kind + _AND.join(places), kept) if places else None
 
 
+def place_of_list() -> str | None:
+    """The same for the list that ``x.tolist()`` makes now, which the body only returns."""
+    frames = _frames()
+    left_and_kept = _what_comes(frames) if frames and _is_call_of(frames[0], "tolist") else None
+    if left_and_kept is None or left_and_kept[1]:
+        return None
+    places = [*_places(left_and_kept[0], "output")]
+    return _AND.join(places) if places and not any(_IS in place for place in places) else None
+
+
 def keepers_of_array() -> list[Kept] | None:
     """What keeps the array that ``x.numpy()`` or ``np.asarray(x)`` makes now, if the body only returns it or keeps it,
     so that nothing follows from its values; None if that is not known."""
@@ -241,13 +252,18 @@ def _makes_array(frame: types.FrameType) -> bool:
     """Whether the code calls ``x.numpy()`` or ``np.asarray(x)`` now, and gets the array itself."""
     steps, at = _steps(frame.f_code), _step_at(frame.f_code, frame.f_lasti)
     call = steps[at]
-    if call.opname != "CALL" or not at:
-        return False
-    if call.arg == 0:
-        return steps[at - 1].argval == "numpy" and steps[at - 1].opname in ("LOAD_METHOD", "LOAD_ATTR")
+    if call.opname != "CALL" or not call.arg:
+        return _is_call_of(frame, "numpy")
     asarray = getattr(sys.modules.get("numpy"), "asarray", None)
     callees = _callees(frame.f_code, at) if call.arg == 1 else ()
     return asarray is not None and any(_resolved(frame, callee) is asarray for callee in callees)
+
+
+def _is_call_of(frame: types.FrameType, method: str) -> bool:
+    """Whether the code calls a method of this name now, without arguments."""
+    steps, at = _steps(frame.f_code), _step_at(frame.f_code, frame.f_lasti)
+    asked = steps[at - 1] if at and steps[at].opname == "CALL" and steps[at].arg == 0 else None
+    return asked is not None and asked.argval == method and asked.opname in ("LOAD_METHOD", "LOAD_ATTR")
 
 
 @functools.lru_cache(maxsize=256)
@@ -702,8 +718,13 @@ def _parsed(formula: str) -> tuple[tuple[Callable[[Any, Any], Any], Any, bool], 
     for step in formula.removeprefix(_IS).split(", ") if formula else ():
         operation, kind, number, *left = step.split(" ")
         operand: Any = float.fromhex(number) if kind == "float" else int(number)
-        steps.append((_OPERATIONS[operation], operand, bool(left)))
+        steps.append((_OPERATIONS.get(operation, operator.getitem), operand, bool(left)))
     return tuple(steps)
+
+
+def item_formula(number: int) -> str:
+    """How a member of a list follows from the list."""
+    return f"{_IS}{_ITEM} int {number}"
 
 
 def computed(formula: str, value: Any) -> Any:

@@ -26,6 +26,7 @@ from capture.engines.staging import over
 from capture.observe import islands
 from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.operator_schema import Operator, tensors_in, traits
+from capture.observe.returned_value import RETURNED
 from capture.torch_private.capabilities import unseen
 
 
@@ -68,7 +69,8 @@ class Answers(ObserveMode):
         if self._goes_on:
             return
         ran = self._found(name)
-        if ran is None or ran.result != text:
+        is_list = text.startswith(RETURNED)
+        if ran is None or (repr(describe(*args)) if is_list else text) != (repr(ran.result) if is_list else ran.result):
             self._end()
 
     @override
