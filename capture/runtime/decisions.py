@@ -40,7 +40,16 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.noted_numbers import Formula, Noting, Question, holds_noted
 from capture.runtime.noted_runs import noted_amounts, watched_with
-from capture.runtime.numbers import number_of, reads_in_c, sets_anew, tail_of, with_numbers
+from capture.runtime.numbers import (
+    NAMED,
+    SETTINGS,
+    number_of,
+    place_of_part,
+    reads_in_c,
+    sets_anew,
+    tail_of,
+    with_numbers,
+)
 from capture.state import body_run
 from capture.state.amounts import Amounts, position_of
 from capture.state.body_run import BodyRun
@@ -52,7 +61,6 @@ _PLAIN = (int, float)
 _MOST_LEAVES = 12  # ways that the answers lead to
 _MOST_ENTRIES = 64  # that are searched for one that has another number
 _MOST_PLACES = 16  # numbers in Python state, which are read in each call
-_NAMED, _SETTINGS = 2, 5  # parts of a key with state
 _FAR = 1013  # as an index it raises
 _TRIED = 4096
 
@@ -270,7 +278,7 @@ def _differing_places(captured: Captured, key: Any, entry: Entry) -> list[tuple[
     where it differs in something else, or where other threads would see the numbers that are put there."""
     entry_key, only_kept = entry.key, _only_kept(entry.facts)
     parts = [at for at in range(2, len(key)) if key[at] != entry_key[at]]
-    if key[0] != entry_key[0] or not {_NAMED, _SETTINGS}.issuperset(parts):
+    if key[0] != entry_key[0] or not {NAMED, SETTINGS}.issuperset(parts):
         return None
     differing: list[tuple[InputPlace, Number]] = []
     for at in parts:
@@ -301,14 +309,9 @@ def _places_of(
 ) -> list[tuple[InputPlace, Number]] | None:  # fmt: skip
     """The places, with the numbers of the other key, of one part of a key: one number, or some in a dict."""
     if _are_numbers(*values):
-        kept = (
-            captured.named.keeper_of(part, captured.receiver_of)
-            if at == _NAMED
-            else captured.optimizers.keeper_of(part)
-        )
-        place = None if kept is None else number_place(kept[2], kept[0], kept[1])
+        place = place_of_part(captured, at, part)
         return None if place is None else [(place, number_of(values[1]))]
-    reader = captured.named.reader_of(part, captured.receiver_of) if at == _NAMED else None
+    reader = captured.named.reader_of(part, captured.receiver_of) if at == NAMED else None
     if reader is None or any(type(value) is not tuple or not value or value[0] is not dict for value in values):
         return None
     ours, theirs = ([(member[1], member[2]) for member in value[1:]] for value in values)

@@ -47,10 +47,10 @@ from capture.runtime.noted_runs import noted_amounts, watched_with
 from capture.runtime.payoff import clock_of
 from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, Verified
 from capture.state import body_run
+from capture.state.amounts import number_of_place
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
 from capture.state.effects import uses_of_names
-from capture.state.source import Source
 from capture.torch_private.threads import others_may_run
 from capture.tree.node import Node
 from capture.tree.tree import Tree
@@ -190,11 +190,6 @@ _UNLIKELY = 1013
 """Indices, lengths and repetitions by its negative raise, or come to nothing."""
 
 
-def _is_at(places: Sequence[InputPlace], source: Source) -> bool:
-    keys = {(id(source.holder), source.name), (id(getattr(source.holder, "__dict__", None)), source.name)}
-    return any(place.key() in keys for place in places)
-
-
 def _same_but(texts: set[tuple[str, str]], values: tuple[str, ...], again: tuple[str, ...]) -> bool:
     """Whether an operator got equal arguments in two runs, ``values`` and ``again`` as text, but for numbers that the
     call gives. ``texts``: pairs of such numbers, of the first and of the second run."""
@@ -227,7 +222,7 @@ def _noted(
     changed = [one for one in watched.changed if one.amount is None]
     if any(map(holds_noted, results)) or any(holds_noted(one.after) for one in changed):
         return None  # a replay would give or leave the number that was recorded
-    if any(_is_at(call.binder.places, one.source) for one in changed):
+    if any(number_of_place(call.binder.places, one.source) is not None for one in changed):
         return None  # the body itself puts another number there
     names_math = reads_in_c(watched.ran)
     return Watched(facts.sequence, facts.scalars, tuple(noting.formulas.values()), amounts, names_math)
@@ -318,29 +313,31 @@ def tail_of(path: str) -> tuple[str, ...]:
     return tuple(path.split(".")[-2:])
 
 
-_NAMED, _SETTINGS, _WITH_STATE = 2, 5, 7
+NAMED, SETTINGS, _WITH_STATE = 2, 5, 7
 """What a key that has state consists of: modes, arguments, what is named, modules, guards, settings, aliases."""
 
 
 def _differing_places(captured: Captured, key: Any, key_before: Any) -> list[tuple[InputPlace, Number]]:
-    if any(key[at] != key_before[at] for at in range(_WITH_STATE) if at not in (_NAMED, _SETTINGS)):
+    if any(key[at] != key_before[at] for at in range(_WITH_STATE) if at not in (NAMED, SETTINGS)):
         return []
     places: list[tuple[InputPlace, Number]] = []
-    for at in (_NAMED, _SETTINGS):
+    for at in (NAMED, SETTINGS):
         differing = _numbers_in(key[at], key_before[at], is_number_in_state)
         if key[at] != key_before[at] and not differing:
             return []
         for part in differing:
-            kept = (
-                captured.named.keeper_of(part, captured.receiver_of)
-                if at == _NAMED
-                else captured.optimizers.keeper_of(part)
-            )
-            place = None if kept is None else number_place(kept[2], kept[0], kept[1])
+            place = place_of_part(captured, at, part)
             if place is None:
                 return []
             places.append((place, number_of(key_before[at][part])))
     return places
+
+
+def place_of_part(captured: Captured, at: int, part: int) -> InputPlace | None:
+    """The place of one number among those that are named, or among settings of optimizers (``at``)."""
+    named, optimizers = captured.named, captured.optimizers
+    kept = named.keeper_of(part, captured.receiver_of) if at == NAMED else optimizers.keeper_of(part)
+    return None if kept is None else number_place(kept[2], kept[0], kept[1])
 
 
 def _numbers_in(

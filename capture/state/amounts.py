@@ -10,17 +10,22 @@ from collections.abc import Callable, Sequence
 
 from capture.key.input_places import InputPlace
 from capture.state.snapshot import Change, place_key
+from capture.state.source import Source
 
 Amounts = Callable[[Change], int | None]
+
+
+def number_of_place(places: Sequence[InputPlace], source: Source) -> int | None:
+    """Which of the places this is; None if it is none of them."""
+    keys = place_key(source), (id(getattr(source.holder, "__dict__", None)), source.name)
+    return next((number for number, place in enumerate(places) if place.key() in keys), None)
 
 
 def position_of(places: Sequence[InputPlace], first: int, change: Change) -> int | None:
     """The position, among a call's values, of the number that changed; None where it is in none of ``places``.
     ``first``: the position of the number in the first of them."""
-    if change.container:
-        return None
-    changed = place_key(change.source), (id(getattr(change.source.holder, "__dict__", None)), change.source.name)
-    return next((first + number for number, place in enumerate(places) if place.key() in changed), None)
+    number = None if change.container else number_of_place(places, change.source)
+    return None if number is None else first + number
 
 
 def amounts_of(added: Sequence[tuple[InputPlace, int]]) -> Amounts:
