@@ -104,7 +104,10 @@ class RecordingGuard:
     opened: frozenset[int] = frozenset()
     """``id`` of objects that guards expect, and whose own state is in guards, too."""
     ran: frozenset[types.CodeType] = frozenset()
-    """Code objects that ran in the recorded run."""
+    """Code objects that ran in the runs up to the recorded one."""
+    asks_who: frozenset[types.CodeType] = frozenset()
+    """Those of the last watched run alone that ask for numbers of objects. What a first run compiles, as Triton does,
+    asks for many, and no later run comes to that code."""
     starts: tuple[int, ...] = ()
     """``id`` of the receiver and of objects among the arguments."""
     is_its_own: bool = False
@@ -147,7 +150,7 @@ class RecordingGuard:
     def looks_up(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the body finds something by which object a tensor is: one of these is a key or a member of a set that
         it can have read, or its code asks for numbers of objects. For another one it would find something else."""
-        if any(ASKS_WHO.intersection(code.co_names) for code in self.ran - _HASHING):
+        if self.asks_who - _HASHING:
             return True
         if self.keys is None:
             self.keys = frozenset([id(one) for guard in self.structure for one in _keys_in(guard)])
@@ -217,7 +220,8 @@ class RecordingGuard:
             owners=[StaticOwner(owner.path, owner.sources, owner.tensor, owner.address) for owner in self.owners],
             arguments=[StaticArgument(static.position, static.path, static.address) for static in self.arguments],
             kinds=self.kinds, copied=copied, watched=self.watched, written=self.written, places=self.places,
-            opened=self.opened, ran=self.ran, starts=self.starts, pieces=self.pieces, tensors=self.tensors,
+            opened=self.opened, ran=self.ran, asks_who=self.asks_who, starts=self.starts, pieces=self.pieces,
+            tensors=self.tensors,
         )  # fmt: skip
         like: Any = self.check
         made.check = nothing_to_check if like is nothing_to_check else like.beside(made._apart(), made.tensors)
@@ -251,11 +255,12 @@ def _lazy_bits(tensor: torch.Tensor) -> tuple[bool, bool]:
 def make_recording_guard(
     described: DescribedRun, watched: ObservedRun, call: Call, static: Sequence[int], copied: Sequence[int],
     ran: CodeRun, like: RecordingGuard | None = None, read: Read | None = None,
+    asks: frozenset[types.CodeType] | None = None,
 ) -> RecordingGuard:  # fmt: skip
     """Guards on what a watched run relied on. ``static`` and ``copied``: positions of arguments that are read where
-    they are, and that are copied. ``ran``: code that the body runs. ``like``: the guard of another recording
-    of the same function. ``read``: what was found after the run before. The identity of what the body itself gives new
-    values is not guarded."""
+    they are, and that are copied. ``ran``: code that the body runs. ``like``: the guard of another recording of the
+    same function. ``read``: what was found after the run before. ``asks``: as ``asks_who``. The identity of what
+    the body itself gives new values is not guarded."""
     before, leaves = watched.before, call.leaves
     implicit = [*described.implicit, *described.guarded]
     replaced = {effect.change.source.path for effect in described.effects} | before.rebuilt
@@ -266,7 +271,8 @@ def make_recording_guard(
     static_arguments = [(at, paths_of[at], leaves[at]) for at in static if isinstance(leaves[at], torch.Tensor)]
     paths = {input_.path for input_ in implicit} | {path for _, path, _ in static_arguments}
     starts = tuple([id(start) for start, _ in starts_of(call)])
-    guard = RecordingGuard(ran=frozenset(ran.codes), starts=starts, written=written)
+    asks = asking_who(ran) if asks is None else asks
+    guard = RecordingGuard(ran=frozenset(ran.codes), asks_who=asks, starts=starts, written=written)
     guard.watch([(position, span_bytes(leaves[position])) for position in copied], paths)
     if (
         like is not None
@@ -327,6 +333,11 @@ def own_tensors(described: DescribedRun, leaves: Sequence[Any]) -> set[int]:
     return {id(tensor) for one in implicit for _, tensor in (*one.owners, *one.also)} | {id(leaf) for leaf in leaves}
 
 
+def asking_who(ran: CodeRun) -> frozenset[types.CodeType]:
+    """The code that asks for numbers of objects."""
+    return frozenset([code for code in ran.codes if ASKS_WHO.intersection(code.co_names)])
+
+
 def changes_of_state(guard: RecordingGuard) -> list[StateChange]:
     """Differences from what the guard expects, where the former value is known."""
     differing = []
@@ -356,6 +367,7 @@ def _is_the_same(
     return (
         not like.is_its_own
         and guard.ran <= like.ran
+        and guard.asks_who == like.asks_who
         and (like.starts, like.watched, bool(like.copied)) == (guard.starts, guard.watched, bool(guard.copied))
         and [(owner.path, len(owner.sources)) for owner in like.owners] == [(o.path, len(o.owners)) for o in implicit]
         and not any(input_.also for input_ in implicit)

@@ -21,7 +21,7 @@ from capture.guards.guard import OK, OVERLAPS, Guard, Referent
 from capture.guards.read import OtherTensors
 from capture.guards.read_guards import read_by, starts_of
 from capture.guards.read_walk import CLOSED
-from capture.guards.recording_guard import ASKS_WHO, RecordingGuard, StaticOwner, add_owner, kind_of
+from capture.guards.recording_guard import RecordingGuard, StaticOwner, add_owner, kind_of
 from capture.key.code_names import same_value
 from capture.key.packages import package_of
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
@@ -142,7 +142,7 @@ def in_place_of(
 ) -> RecordingGuard | None:
     """The guards of this recording for the present state, in which other objects took the places of equal ones. None
     where more than that differs. ``latest``: the guards of another recording of the same function."""
-    if guard.is_its_own or any(ASKS_WHO.intersection(code.co_names) for code in guard.ran):
+    if guard.is_its_own or guard.asks_who:
         return None
     starts = tuple([id(start) for start, _ in starts_of(call)])
     if latest is not None and _is_current(latest, guard, starts, leaves) and _are_same(guard, latest):
@@ -151,7 +151,7 @@ def in_place_of(
     owners = _owners(guard, state, {path for path, _ in call.paths()})
     if owners is None:
         return None
-    made = RecordingGuard(ran=guard.ran, starts=starts, written=guard.written)
+    made = RecordingGuard(ran=guard.ran, asks_who=guard.asks_who, starts=starts, written=guard.written)
     made.copied, made.watched, made.arguments = guard.copied, guard.watched, list(guard.arguments)
     seen: set[str] = set()
     for path, places in owners:
@@ -174,6 +174,7 @@ def _is_current(latest: RecordingGuard, guard: RecordingGuard, starts: tuple[int
         and same
         and not latest.is_its_own
         and guard.ran <= latest.ran
+        and guard.asks_who == latest.asks_who
         and [_places(owner) for owner in latest.owners] == [_places(owner) for owner in guard.owners]
         and [(argument.position, argument.path) for argument in latest.arguments]
         == [(argument.position, argument.path) for argument in guard.arguments]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import types
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
@@ -14,7 +15,7 @@ from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Refusal
 from capture.guards.read import Places, Read
 from capture.guards.read_guards import path_read, read_by
-from capture.guards.recording_guard import own_tensors
+from capture.guards.recording_guard import asking_who, own_tensors
 from capture.key.signature import Key, names_the_dead
 from capture.native import seen
 from capture.observe.described import DescribedRun
@@ -143,6 +144,8 @@ class Entry:
     """How often static tensors, by path, made the engine record again at another address."""
     ran: CodeRun = field(factory=CodeRun)
     """The Python code that its runs ran."""
+    asks_who: frozenset[types.CodeType] = frozenset()
+    """Of the code that the last watched run ran: what asks for numbers of objects."""
     places: Places = field(factory=Places)
     """Places that this code can have read, as they were after the last run."""
     read: Read | None = None
@@ -264,6 +267,7 @@ class Entry:
         """Note the code that a watched run ran, and the Python state that it read. Gives what of this state cannot be
         guarded, with its path, and the path of state that the run may have read and that an island changed."""
         self.ran.update(watched.ran)
+        self.asks_who = asking_who(watched.ran)
         call, rebuilt = watched.call, watched.rebuilt()
         found = read_by(self.ran, call, watched.changed, rebuilt, own_tensors(described, call.leaves))
         self.places, self.read = found.places, None if watched.changed or rebuilt else found

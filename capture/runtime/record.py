@@ -18,7 +18,7 @@ from capture.core.interrupts import is_interrupt
 from capture.core.plan import CapturePlan, sequence_digest
 from capture.distributed import process_groups, rank_agreement
 from capture.engines.base import BoundInput, Input, Recorded
-from capture.guards.recording_guard import RecordingGuard, make_recording_guard
+from capture.guards.recording_guard import RecordingGuard, asking_who, make_recording_guard
 from capture.native import native
 from capture.observe.capture_lock import locked
 from capture.observe.expectation import Expectation, other_result
@@ -326,7 +326,16 @@ def _node(
     latest = latest_guards.get(captured)
     like = latest() if latest is not None else None
     guard = locked(  # else some of what it reads may be another thread's stand-ins
-        make_recording_guard, described, watched, call, static, copied, entry.ran, like, entry.read
+        make_recording_guard,
+        described,
+        watched,
+        call,
+        static,
+        copied,
+        entry.ran,
+        like,
+        entry.read,
+        entry.asks_who | asking_who(watched.ran),
     )
     latest_guards[captured], entry.places, entry.read = weakref.ref(guard), guard.places, None
     statics = {input_.path: input_.owners[0][1] for input_ in (*described.implicit, *described.guarded)}

@@ -480,14 +480,12 @@ class Tree:
         self.root = self.pool_is_at = Node()  # first, so that an exception below leaves nothing that could run
         self.pool, self.pins, self.base = pool, (), None
         self._end()
-        for node in reversed(list(walk(old))):
-            node.lose()
+        self._lose(old)
 
     def give_up(self) -> None:
         """Drop all recordings. Only the holders of outputs keep memory of the pool then."""
         self.pool.keep_for([storage for _, storage in self.live_blocks()])
-        for node in reversed(list(walk(self.root))):
-            node.lose()
+        self._lose(self.root)
 
     def forget(self, node: Node) -> None:
         """Drop a recording and all below it. Outputs still held keep their memory. One of another thread's tree goes at
@@ -511,5 +509,11 @@ class Tree:
                 node.parent.counts[node.function.number] -= 1
             if not siblings:
                 del node.parent.children[node.key]
-        for below in reversed(list(walk(node))):  # a second attempt still finds those that are left
+        self._lose(node)
+
+    def _lose(self, node: Node) -> None:
+        """Drop what the recordings from this one on keep. A second attempt still finds those that are left."""
+        for below in reversed(list(walk(node))):
             below.lose()
+            if below is self.awaited:  # what it leads to would stay until another call comes
+                self.awaited = None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from capture import capture, config, recordings
+from tests.support.device import TAKES_KEPT_NODES, refuses_kept_nodes
 
 CALLS = 12
 Change = Callable[[nn.Linear, Any], object]
@@ -103,6 +104,7 @@ def after_it(net: nn.Linear, _: Any) -> Any:
     return node
 
 
+@refuses_kept_nodes  # the caller keeps nodes with hooks, which eager code made
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.parametrize("kind", ["whole step", "region"])
@@ -111,10 +113,11 @@ def test_a_step_does_what_eager_does(change: Change, kind: str, optimizer: str) 
     eager, _ = steps(change, kind, optimizer, captured=False)
     found, run = steps(change, kind, optimizer, captured=True)
     assert found == eager
-    if optimizer == "SGD":
+    if optimizer == "SGD" and (TAKES_KEPT_NODES or change not in (before_it, after_it)):
         assert recordings(run).replays > 0
 
 
+@refuses_kept_nodes
 def test_a_hook_that_is_removed_again_leaves_the_recording_of_before() -> None:
     def run(*, captured: bool) -> tuple[list[Any], Any]:
         torch.manual_seed(0)
@@ -139,4 +142,4 @@ def test_a_hook_that_is_removed_again_leaves_the_recording_of_before() -> None:
 
     gradients, step = run(captured=True)
     assert gradients == run(captured=False)[0]
-    assert recordings(step).replays >= 4
+    assert recordings(step).replays >= 4 or not TAKES_KEPT_NODES

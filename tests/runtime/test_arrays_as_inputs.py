@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from capture import capture, config, recordings
 from tests.runtime import test_decisions
 from tests.runtime.test_decisions import Step, Wrap
+from tests.support.device import DEVICE
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::capture.CaptureWarning"),
@@ -66,7 +67,7 @@ MAKES: dict[str, Callable[[Any], Any]] = {
     "with another dimension": lambda x: torch.from_numpy(x[None]) * 2,
     "a row": lambda x: torch.from_numpy(x[1]) * 2,
     "some rows": lambda x: torch.from_numpy(x[1:]) * 2,
-    "twice": lambda x: torch.from_numpy(x) + torch.as_tensor(x[0]),
+    "twice": lambda x: torch.from_numpy(x) + torch.as_tensor(x[0], device="cpu"),
     "by its shape": lambda x: torch.from_numpy(x) * len(x) + x.shape[1] * x.ndim,
     "if it is one": lambda x: (torch.from_numpy(x) if isinstance(x, np.ndarray) else x) * 2,
     "of its dtype": lambda x: torch.from_numpy(x) * 2 if x.dtype == np.float32 else torch.from_numpy(x),
@@ -112,7 +113,10 @@ def test_arrays_in_containers_by_name_and_beside_tensors() -> None:
         @wrap
         def f(batch: Any, several: Any, *, scale: Tensor, bias: Any) -> Any:
             x = torch.cat([torch.as_tensor(batch["a"]), torch.as_tensor(batch["b"])], 1)
-            return {"y": x * scale + torch.from_numpy(bias), "z": [torch.from_numpy(array).sum() for array in several]}
+            return {
+                "y": x * scale + torch.from_numpy(bias).to(DEVICE),
+                "z": [torch.from_numpy(array).sum() for array in several],
+            }
 
         return lambda n: f(
             {"a": drawn(n, 2, 3), "b": drawn(n + 1, 2, 1)}, [drawn(n, 2), drawn(n, 3)], scale=torch.randn(4),
@@ -130,7 +134,7 @@ def test_whole_update_of_arrays() -> None:
 
         @wrap
         def update(x: Array, y: Array) -> float:
-            loss = F.mse_loss(net(torch.from_numpy(x)), torch.as_tensor(y, dtype=torch.float32))
+            loss = F.mse_loss(net(torch.from_numpy(x).to(DEVICE)), torch.as_tensor(y, dtype=torch.float32))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -423,7 +427,7 @@ def test_calls_in_which_bodies_are_timed() -> None:
 
 def test_array_where_calls_with_tensors_are_timed() -> None:
     with config.patch(drop_slow=True):
-        f = capture(lambda x: torch.as_tensor(x) + 1)
+        f = capture(lambda x: torch.as_tensor(x, device="cpu") + 1)
         for n in range(80):
             x = drawn(n, 4)
             given = x if n > 10 and n % 3 == 0 else torch.from_numpy(x)

@@ -5,6 +5,7 @@ The tape follows by itself; here it is made to ask first, to refuse, to fail and
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import weakref
@@ -94,6 +95,29 @@ def test_learned_once_and_compared_once(engine: Engine) -> None:
     assert (now.recordings, now.rebinds, now.eager_calls) == (1, 6, 0)
     assert (kinds(now, "calibrate"), kinds(now, "verify")) == (1, 1)
     assert engine.asked == [("holder.a",)]
+
+
+@pytest.mark.parametrize("asks", ["in the first run", "in each run"])
+def test_code_that_asks_for_the_number_of_an_object(asks: str) -> None:
+    """What a compiler asks for in the first run is no reason to record again later. What each run asks for is."""
+    holder = Holder()
+
+    def named(parts: tuple[int, ...]) -> int:
+        return len({id(part): part for part in parts})
+
+    once = functools.cache(named)
+    called: Callable[[tuple[int, ...]], int] = once if asks == "in the first run" else named
+    body = capture(lambda x: torch.tanh(x @ holder.a) * called((3, 4)))
+    kept = []
+    with torch.no_grad():
+        for i in range(9):
+            if i > 3:
+                kept.append(holder.a)
+                holder.a = weight(10 + i)
+            x = weight(100 + i)
+            assert torch.equal(body(x), torch.tanh(x @ holder.a) * 2)
+    now = recordings(body)
+    assert (now.rebinds > 3) == (asks == "in the first run"), now
 
 
 def test_several_tensors_are_learned_in_one_go(engine: Engine) -> None:

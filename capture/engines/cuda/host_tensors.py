@@ -61,16 +61,17 @@ class Converted:
     """A CPU tensor that the body converted from one that came from outside: the graph does so where it is used."""
 
     storage: weakref.ref[torch.UntypedStorage]
-    origin: torch.Tensor
-    """What it was converted from, as the device has it: the same elements in the same order."""
+    outside: DeviceCopy | Converted
+    source: torch.Tensor
+    """What it was converted from, with the same elements in the same order."""
     dtype: torch.dtype
 
     def view_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The device's view of a CPU tensor on the same storage; None if it reads the memory as something else."""
-        if tensor.dtype != self.dtype or tensor.is_conj() or tensor.is_neg():
+        origin = self.outside.view_of(self.source)
+        if origin is None or tensor.dtype != self.dtype or tensor.is_conj() or tensor.is_neg():
             return None
-        there = self.origin.to(self.dtype)
-        geometry = Geometry.of(tensor)
+        there, geometry = origin.to(self.dtype), Geometry.of(tensor)
         return over(there.untyped_storage(), evolve(geometry, offset=geometry.offset + int(there.storage_offset())))
 
 
@@ -162,10 +163,9 @@ class HostTensors:
         if storage is source.untyped_storage():
             return
         outside = self._from_outside(source)
-        there = outside.view_of(source) if outside is not None else None
-        if there is None or not keeps_bits(source.dtype, result.dtype) or result.stride() != source.stride():
+        if outside is None or not keeps_bits(source.dtype, result.dtype) or result.stride() != source.stride():
             raise RefusedError(_differs(op_traits))
-        self._converted[id(storage)] = Converted(weakref.ref(storage), there, result.dtype)
+        self._converted[id(storage)] = Converted(weakref.ref(storage), outside, source, result.dtype)
 
     def _conversion_of(self, tensor: torch.Tensor) -> Converted | None:
         storage = tensor.untyped_storage()
