@@ -48,6 +48,8 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
 }  # fmt: skip
 _ITEM = "at"
+_SOMEWHERE = "?"
+_COMPREHENSIONS = ("<listcomp>", "<dictcomp>")
 _IS = "="
 _MOST_STEPS = 4
 _AND = "; "
@@ -147,7 +149,7 @@ _TAKES = {
     "KW_NAMES": 0, "LOAD_METHOD": 1, "LOAD_ATTR": 1, "POP_TOP": 1, "UNARY_NEGATIVE": 1, "UNARY_NOT": 1,
     "UNARY_INVERT": 1, "BINARY_OP": 2, "BINARY_SUBSCR": 2, "COMPARE_OP": 2, "CONTAINS_OP": 2, "IS_OP": 2,
     "STORE_ATTR": 2, "STORE_SUBSCR": 3, "STORE_GLOBAL": 1, "STORE_DEREF": 1, "TO_BOOL": 1,
-    "FORMAT_SIMPLE": 1, "GET_ITER": 1, "RESUME": 0, "DELETE_FAST": 0,
+    "FORMAT_SIMPLE": 1, "GET_ITER": 1, "RESUME": 0, "DELETE_FAST": 0, "LOAD_CLOSURE": 0,
 }  # fmt: skip
 """How many values other instructions take from the stack."""
 _TAKES_MORE = {"CALL": 2, "CALL_KW": 3}
@@ -170,7 +172,11 @@ def place_of_read(value: Any) -> tuple[str, list[Kept]] | None:
         return None
     left, kept = left_and_kept
     places = [*_places(left, "output"), *[_KEPT] * len(kept)]
-    return (kind + _AND.join(places), kept) if places else None
+    return (kind + _AND.join(places), kept) if places and all(map(_is_known, places)) else None
+
+
+def _is_known(place: str) -> bool:
+    return _SOMEWHERE not in place.split(".")
 
 
 def place_of_list() -> str | None:
@@ -180,7 +186,8 @@ def place_of_list() -> str | None:
     if left_and_kept is None or left_and_kept[1]:
         return None
     places = [*_places(left_and_kept[0], "output")]
-    return _AND.join(places) if places and not any(_IS in place for place in places) else None
+    is_moved = all(_is_known(place) and _IS not in place for place in places)
+    return _AND.join(places) if places and is_moved else None
 
 
 def keepers_of_array() -> list[Kept] | None:
@@ -291,6 +298,8 @@ def _offset(step: dis.Instruction) -> int:
 def _calls(frame: types.FrameType, at: int, code: types.CodeType) -> bool:
     """Whether this frame's present instruction itself calls the function with this code: code in C does not stand
     between."""
+    if code.co_name in _COMPREHENSIONS and code in frame.f_code.co_consts:
+        return True  # nobody else can have its function
     return any(_code_of(_resolved(frame, callee)) is code for callee in _callees(frame.f_code, at))
 
 
@@ -431,6 +440,8 @@ def _taken_by(step: dis.Instruction) -> int | None:
     """How many values the instruction takes from the stack; None if that is not known."""
     if step.opname in _TAKES_MORE:
         return _TAKES_MORE[step.opname] + (step.arg or 0)
+    if step.opname == "MAKE_FUNCTION":
+        return 1 + (step.arg or 0).bit_count()  # its code, and what else it has
     if step.opname.startswith(_GIVE_ONE):
         return 1 - dis.stack_effect(step.opcode, step.arg)
     return _TAKES.get(step.opname)
@@ -572,6 +583,8 @@ def _done(
         stack.append(stack[-count] if count <= len(stack) else None)
     elif name in ("BUILD_TUPLE", "BUILD_LIST"):
         stack.append(_made(list(enumerate(taken(count)))))
+    elif name in ("LIST_APPEND", "MAP_ADD"):
+        _gather(taken(1 + (name == "MAP_ADD")), stack, count)
     elif name == "BUILD_CONST_KEY_MAP":
         keys = taken(1)[0]
         assert isinstance(keys, _Constant)
@@ -592,6 +605,17 @@ def _done(
     else:
         _do_more(step, stack, names, taken)
     return tuple(stack), frozenset(names.items())
+
+
+def _gather(put: Sequence[Value], stack: list[Value], depth: int) -> None:
+    """A comprehension puts one more member into what it makes, it is not known where."""
+    *keys, value = put
+    if any(map(_holds_read, keys)):
+        raise _Refused
+    stack[:0] = [None] * (depth - len(stack))
+    if _only_read(value) is not None:
+        made = stack[-depth]
+        stack[-depth] = _Made((*(made.members if isinstance(made, _Made) else ()), (None, value)))
 
 
 def _do_more(
@@ -693,7 +717,7 @@ def _places(made: Value, path: str) -> Iterator[str]:
     if isinstance(made, (_Read, _Computed)):
         yield f"{path}{_formula(made)}"
     for name, member in made.members if isinstance(made, _Made) else ():
-        yield from _places(member, f"{path}.{name}")
+        yield from _places(member, f"{path}.{_SOMEWHERE if name is None else name}")
 
 
 # ------------------------------------------------------------------------------------------------ in a replay

@@ -147,6 +147,34 @@ def helper_between() -> Program:
     return program(body)
 
 
+def in_comprehensions() -> Program:
+    def body(x: Tensor) -> Any:
+        rows = [torch.relu(x) * 2, torch.tanh(x)]
+        named = {"a": rows[0] + 1, "b": rows[1] - 1}
+        return [row.numpy() for row in rows], {name: row.detach().numpy() for name, row in named.items()}
+
+    return program(body)
+
+
+def some_in_a_comprehension() -> Program:
+    def body(x: Tensor) -> Any:
+        rows = [torch.relu(x) * 2, torch.tanh(x), x[:2, 0] * 3]
+        return [row.cpu().numpy() for row in rows if row.dim() == 2]
+
+    return program(body)
+
+
+def kept_of_a_comprehension() -> Program:
+    log: list[Any] = []
+
+    def body(x: Tensor) -> Tensor:
+        rows = [torch.relu(x) * 2, torch.tanh(x)]
+        log.append([row.numpy() for row in rows])
+        return rows[0] + rows[1]
+
+    return program(body, log)
+
+
 def drawn() -> Program:
     policy = net()
 
@@ -205,12 +233,21 @@ def kept_and_returned() -> Program:
 REPLAYED: list[Make] = [
     actions, array_alone, detached, with_its_tensor, same_array_twice, written_later, of_a_step_with_numbers, as_array,
     view_of_the_argument, weights, helper_between, drawn, appended, appended_in_a_row, on_an_attribute,
-    kept_and_returned,
+    kept_and_returned, in_comprehensions, some_in_a_comprehension, kept_of_a_comprehension,
 ]  # fmt: skip
 
 
 def indexed() -> Program:
     return program(lambda x: (torch.relu(x) * 2).numpy()[0])
+
+
+def filtered() -> Program:
+    def body(x: Tensor) -> Any:
+        rows = [torch.relu(x) * 2, torch.tanh(x)]
+        arrays = [array for array in [row.numpy() for row in rows] if array[0, 0] > 0]
+        return arrays, [row.sum().item() for row in rows]
+
+    return program(body)
 
 
 def decides() -> Program:
@@ -245,7 +282,7 @@ def read_where_it_is_kept() -> Program:
     return program(body, held)
 
 
-OTHERS: list[Make] = [indexed, decides, on_a_new_object, in_a_local_list, read_where_it_is_kept]
+OTHERS: list[Make] = [indexed, filtered, decides, on_a_new_object, in_a_local_list, read_where_it_is_kept]
 
 
 def run(make: Make, *, captured: bool, keep: bool, calls: int = CALLS) -> tuple[list[Any], list[Any], Any]:
