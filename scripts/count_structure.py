@@ -22,19 +22,21 @@ MAX_TEST_FILE_LINES = 600
 
 
 class Tree:
-    """The package below ``root``, each file parsed once."""
+    """The package below ``root``, each file parsed and walked through once."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
         files = sorted((root / "capture").rglob("*.py"))
-        self.files = {path.relative_to(root): ast.parse(path.read_text(encoding="utf-8")) for path in files}
+        trees = {path.relative_to(root): ast.parse(path.read_text(encoding="utf-8")) for path in files}
+        self.files = {path: list(ast.walk(tree)) for path, tree in trees.items()}
 
-    def walk(self, *, without: tuple[str, ...] = ()) -> Iterator[tuple[str, ast.AST]]:
-        """Every node with its place, except in the named folders."""
-        for path, tree in self.files.items():
-            if path.parts[1] not in without:
-                for node in ast.walk(tree):
-                    yield f"{path}:{getattr(node, 'lineno', 1)}", node
+    def walk(self, *, without: tuple[str, ...] = ()) -> Iterator[tuple[Path, ast.AST]]:
+        """Every node with its file; except in the named folders."""
+        return ((path, node) for path, nodes in self.files.items() if path.parts[1] not in without for node in nodes)
+
+
+def place(path: Path, node: ast.AST) -> str:
+    return f"{path}:{getattr(node, 'lineno', 1)}"
 
 
 # -------------------------------------------------------------------------------------------------------------- imports
@@ -50,13 +52,14 @@ def imports(tree: Tree) -> dict[str, set[str]]:
     """The modules of the package that each of them imports."""
     modules = {module_of(path) for path in tree.files}
     imported: dict[str, set[str]] = {name: set() for name in modules}
-    for path, parsed in tree.files.items():
-        for node in ast.walk(parsed):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.module:
-                below = (f"{node.module}.{alias.name}" for alias in node.names)
-                names = [name if name in modules else node.module for name in below]
-            imported[module_of(path)].update(name for name in names if name in modules)
+    for path, node in tree.walk():
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            below = [f"{node.module}.{name}" for name in names] if node.module else []
+            names = [name if name in modules else str(node.module) for name in below]
+        imported[module_of(path)].update(name for name in names if name in modules)
     return imported
 
 
@@ -88,12 +91,12 @@ def layers(root: Path) -> dict[str, int]:
 
 def imports_up(tree: Tree) -> list[str]:
     """Imports of a later stage by an earlier one."""
-    place = layers(tree.root)
+    order = layers(tree.root)
     upward = []
     for name, below in imports(tree).items():
         for imported in below:
             ends = [module.split(".")[1] for module in (name, imported) if "." in module]
-            if len(ends) == 2 and place[ends[0]] < place[ends[1]]:
+            if len(ends) == 2 and order[ends[0]] < order[ends[1]]:
                 upward.append(f"{name} -> {imported}")
     return sorted(upward)
 
@@ -146,7 +149,7 @@ def _conditions(node: ast.AST) -> list[ast.expr]:
 def device_tests(tree: Tree) -> list[str]:
     """Places outside of ``DEVICE_FOLDERS`` that take another way on a CUDA device."""
     places = set()
-    for place, node in tree.walk(without=DEVICE_FOLDERS):
+    for path, node in tree.walk(without=DEVICE_FOLDERS):
         by_condition = any(
             dotted(part).startswith("torch.cuda.")
             for condition in _conditions(node)
@@ -154,15 +157,15 @@ def device_tests(tree: Tree) -> list[str]:
             if isinstance(part, ast.Attribute)
         )
         if by_condition or _asks_a_device(node):
-            places.add(place)
+            places.add(place(path, node))
     return sorted(places)
 
 
 def text_that_runs(tree: Tree) -> list[str]:
     """Calls that run or parse text as Python. Names are compared whole, so ``re.compile`` does not count."""
     return sorted(
-        f"{place} {dotted(node.func)}"
-        for place, node in tree.walk()
+        f"{place(path, node)} {dotted(node.func)}"
+        for path, node in tree.walk()
         if isinstance(node, ast.Call) and dotted(node.func) in RUNS_TEXT
     )
 
@@ -177,8 +180,8 @@ def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def long_functions(tree: Tree) -> list[str]:
     return sorted(
-        f"{place} {node.name} ({function_lines(node)} lines)"
-        for place, node in tree.walk()
+        f"{place(path, node)} {node.name} ({function_lines(node)} lines)"
+        for path, node in tree.walk()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and function_lines(node) > MAX_FUNCTION_LINES
     )
 

@@ -32,11 +32,13 @@ def test_what_is_no_part_is_refused(part: str) -> None:
 class Case:
     """A collected test, with what ``mark_dealt`` asks of it."""
 
-    def __init__(self, name: str, one_in: int | None) -> None:
-        self.nodeid, self.one_in, self.marks = name, one_in, list[str]()
+    def __init__(self, name: str, one_in: int | None, *marks: str) -> None:
+        self.nodeid, self.one_in, self.marks = name, one_in, list(marks)
 
     def get_closest_marker(self, name: str) -> Any:
-        return getattr(pytest.mark, name)(self.one_in).mark if self.one_in is not None else None
+        if name == "one_in" and self.one_in is not None:
+            return pytest.mark.one_in(self.one_in).mark
+        return getattr(pytest.mark, name).mark if name in self.marks else None
 
     def add_marker(self, marker: pytest.MarkDecorator) -> None:
         self.marks.append(marker.name)
@@ -55,6 +57,13 @@ def test_of_three_cases_one_is_quick() -> None:
     assert len([name for name in quick if name.startswith("a[")]) == 7
     assert quick[7:] == ["b[0]", "c[1]", "c[2]"]
     assert [one.marks for one in dealt()] == [one.marks for one in dealt()]
+
+
+def test_cases_that_are_slow_already_are_not_dealt() -> None:
+    """Else the case that is drawn to be quick might be one of them, and none is."""
+    cases = [Case(f"a[{number}]", 6, *(["slow"] if number else [])) for number in range(6)]
+    mark_dealt(cases)
+    assert [one.marks for one in cases] == [[], *[["slow"]] * 5]
 
 
 def test_quick_cases_have_all_values_of_a_parameter() -> None:

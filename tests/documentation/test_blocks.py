@@ -18,7 +18,7 @@ COMPARED = not torch.cuda.is_available()  # pages show what a CPU prints
 WITH_CODE = [page for page in PAGES if any(block.is_run for block in blocks(page))]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _as_in_a_new_process() -> Iterator[None]:
     threads = torch.get_num_threads()
     capture.reset()
@@ -32,6 +32,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.usefixtures("_as_in_a_new_process")
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_blocks_run_and_print_what_the_page_says(page: Path) -> None:
     for block, printed in run(page):

@@ -37,7 +37,7 @@ class Markable(Protocol):
 
 
 def mark_dealt(items: Iterable[Markable]) -> None:
-    """Mark as slow what ``one_in`` leaves out.
+    """Mark as slow what ``one_in`` leaves out of the cases that are not slow by another mark.
 
     At least one case of each test is quick. The choice is random and the same in all processes: taking every n-th case
     would take the same value of a parameter with n values each time.
@@ -46,7 +46,7 @@ def mark_dealt(items: Iterable[Markable]) -> None:
     share: dict[str, int] = {}
     for item in items:
         mark = item.get_closest_marker("one_in")
-        if mark is not None:
+        if mark is not None and item.get_closest_marker("slow") is None:
             test = item.nodeid.partition("[")[0]
             cases.setdefault(test, []).append(item)
             share[test] = mark.args[0]
