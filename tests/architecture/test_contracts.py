@@ -48,6 +48,7 @@ def test_all_contracts_are_kept(copy: Path) -> None:
         assert f"{name} KEPT" in output
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("file", "text", "contract", "said"),
     [

@@ -25,6 +25,7 @@ def blocks() -> nn.ModuleList:
     return nn.ModuleList([Block(), Block(drop=0.1)])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("micro", [1, 3])
 def test_steps_and_micro_batches(to_none: bool, micro: int) -> None:
@@ -56,6 +57,7 @@ def test_gradients_that_are_held_once_as_a_step_begins() -> None:
     assert all(recordings(module).eager_calls == 0 for module in ours.modules)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("marks", [True, False])
 def test_gradients_that_every_step_begins_with(marks: bool) -> None:
     """Gradients that are zeroed only after the forward pass are held as each step begins: they get memory of their
@@ -86,7 +88,7 @@ LEFT: dict[str, Callable[[Tensor], object]] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("left", LEFT)
 def test_what_is_left_on_a_gradient_is_gone_with_it(left: str) -> None:
     """The gradient may be the same tensor object as in the step before, since nobody holds it: what code left on that
@@ -265,6 +267,7 @@ class Odd(nn.Module):
         return result
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("to_none", [True, False])
 def test_odd_gradients(to_none: bool) -> None:
     def act(world: World, step: int) -> None:
@@ -400,6 +403,7 @@ def test_a_pass_on_another_stream_gives_the_anchor_a_number(monkeypatch: pytest.
     assert replays(compare(blocks, act))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("why", ["a process group", "torch does not tell"])
 def test_autograd_delivers_where_it_has_to(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if why == "a process group":

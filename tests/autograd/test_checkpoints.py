@@ -56,7 +56,7 @@ BODIES: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.filterwarnings("ignore:.*draws on an accelerator:capture.CaptureWarning")
 @pytest.mark.parametrize("drop", [0.0, 0.3])
 @pytest.mark.parametrize("name", BODIES)
@@ -144,6 +144,7 @@ def test_a_checkpoint_that_draws_anew_is_eager() -> None:
     assert recordings(run).replays == 0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "split",
     [

@@ -115,6 +115,7 @@ def compare(body: Body, calls: int = 8) -> Any:
     return captured
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", BODIES)
 def test_a_replay_makes_leaves_of_the_same_class(name: str) -> None:
     count = recordings(compare(BODIES[name]))
@@ -123,6 +124,7 @@ def test_a_replay_makes_leaves_of_the_same_class(name: str) -> None:
     assert count.eager_calls == 0, count
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", EAGER)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_what_a_leaf_carries_for_its_graphs_is_eager(name: str) -> None:

@@ -57,6 +57,7 @@ WAYS: dict[str, tuple[Keep, Get]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_tensors_in_attributes_of_ctx_are_those_of_the_call(way: str) -> None:
     function = _squaring(*WAYS[way])
@@ -201,6 +202,7 @@ def test_a_backward_pass_of_a_region_that_counts_in_a_cell() -> None:
         assert calls == number
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", ["in place", "data", "attribute", "number", "counts"])
 def test_a_backward_pass_of_a_region_that_reads_a_module_by_its_ctx(how: str) -> None:
     class Scaled(torch.autograd.Function):

@@ -70,6 +70,7 @@ def step(own: Any, x: torch.Tensor) -> torch.Tensor:
     return loss.detach()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", sorted(_METHODS))
 @pytest.mark.parametrize("body", [region, step])
 def test_a_method_is_replaced(body: Callable[[Any, torch.Tensor], torch.Tensor], change: str) -> None:

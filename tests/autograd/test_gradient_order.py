@@ -72,7 +72,7 @@ def run(forward: Forward, *, captured: bool, fresh_gradients: bool) -> tuple[lis
     return gradients, functions
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("fresh_gradients", [False, True])
 @pytest.mark.parametrize(
     "forward", [called_twice, called_in_turn, beside_eager_code, with_tied_weights, of_several_sizes]
@@ -86,6 +86,7 @@ def test_shared_parameters_go_through_autograd(forward: Forward, fresh_gradients
     assert recordings(functions[0]).replays >= STEPS
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fresh_gradients", [False, True])
 def test_parameters_of_one_call_are_added_to_by_its_pass(fresh_gradients: bool) -> None:
     expected, _ = run(once_each, captured=False, fresh_gradients=fresh_gradients)

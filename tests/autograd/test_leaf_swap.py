@@ -467,6 +467,7 @@ def test_an_output_that_is_kept_for_ever_does_not_make_the_path_grow(monkeypatch
     assert recordings(second).replays >= 16
 
 
+@pytest.mark.one_in(2)
 @torch.no_grad()
 @pytest.mark.parametrize("knows", [True, False])
 def test_a_held_output_that_only_garbage_holds(knows: bool, monkeypatch: pytest.MonkeyPatch) -> None:

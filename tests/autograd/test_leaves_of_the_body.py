@@ -68,7 +68,7 @@ def retained(model: nn.Module, x: Tensor) -> Tensor:
     return h.grad * h.detach()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
 @pytest.mark.parametrize("body", [saliency, fast_gradient_sign, projected, integrated, searched, retained])
 def test_as_in_eager(body: Body, frozen: bool) -> None:

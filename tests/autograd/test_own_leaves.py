@@ -55,6 +55,7 @@ def jacobian(x: Tensor) -> Tensor:
 BODIES: list[Callable[[Tensor], Any]] = [gradient, leapfrog, inner_loop, by_grad, jacobian]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("body", BODIES, ids=lambda one: one.__name__)
 def test_replayed(body: Callable[[Tensor], Any]) -> None:
     step = capture(body)

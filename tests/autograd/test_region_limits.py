@@ -40,6 +40,7 @@ from tests.support.regions import (
 from tests.support.regions import fresh as fresh
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", EAGER)
 def test_what_cannot_be_cut_off_runs_eagerly(name: str) -> None:
     mine, theirs = twins(lambda: Wrapped(Block(drop=0.2)))
@@ -234,6 +235,7 @@ class Play:
         return []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("poison", [False, True], ids=["plain", "poisoned"])
 @pytest.mark.parametrize("seed", quickly(range(30), 1))
 def test_random_programs(seed: int, poison: bool) -> None:

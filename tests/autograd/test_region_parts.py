@@ -161,6 +161,7 @@ def test_closure_weights_that_are_no_parameters() -> None:
     assert recordings(g).replays >= STEPS
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("outside", [True, False], ids=["outside", "inside"])
 def test_autocast(outside: bool) -> None:
     class Cast(Block):

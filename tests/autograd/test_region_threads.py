@@ -81,7 +81,7 @@ def compared(f: Callable[..., Any], body: Callable[..., Any], loss: Callable[[An
 @pytest.mark.parametrize("name", BODIES)
 def test_a_function_that_is_first_called_in_all_threads_at_once(name: str) -> None:
     body, loss = BODIES[name]
-    for _ in range(12):
+    for _ in range(6):
         f = capture(body)
         in_threads(lambda number, f=f: compared(f, body, loss, number))  # type: ignore[misc]
 
@@ -159,6 +159,7 @@ def test_every_thread_replays() -> None:
     assert recordings(f).eager_calls == 0
 
 
+@pytest.mark.one_in(2)
 @tells_that_it_waits
 @pytest.mark.parametrize("hooks", [False, True])
 def test_eager_code_of_another_thread_on_the_same_weights(hooks: bool) -> None:
@@ -182,7 +183,7 @@ def test_eager_code_of_another_thread_on_the_same_weights(hooks: bool) -> None:
     thread = threading.Thread(target=train_eagerly, daemon=True)
     thread.start()
     try:
-        for turn in range(8):
+        for turn in range(4):
             f = capture(plain)
             for _ in range(4):
                 y = inputs(turn, 2 + turn, 16)

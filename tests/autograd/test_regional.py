@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
 @pytest.mark.parametrize("to_none", [True, False], ids=["none", "zero"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -55,6 +55,7 @@ def test_blocks_in_an_eager_loop(optimizer: str, to_none: bool, marks: bool) -> 
 ORDERS = [(0, 1, 2), (2, 1, 0), (1, 0, 2)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("order", ORDERS)
 def test_several_forwards_and_backwards_in_any_order(order: tuple[int, ...]) -> None:
     mine, theirs = captured_twins(Block)
@@ -304,6 +305,7 @@ def test_a_region_after_another() -> None:
     assert recordings(mine.m[1]).recordings == 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
 def test_a_region_called_twice_in_one_graph(marks: bool) -> None:
     mine, theirs = captured_twins(Block)

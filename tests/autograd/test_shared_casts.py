@@ -134,6 +134,7 @@ _CASES = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:CG501")
 @pytest.mark.parametrize(("make", "first"), _CASES, ids=[make.__name__ for make, _ in _CASES])
 def test_gradients_add_up_as_eagerly(make: Callable[[Any], Made], first: int) -> None:

@@ -157,7 +157,7 @@ def made(f: Body, program: Program, *, keeps: bool) -> list[Any]:
     return log
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("body", BODIES)
 def test_in_eagers_order(body: str, program: str) -> None:

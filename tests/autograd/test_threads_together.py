@@ -23,7 +23,7 @@ from capture import capture, config, recordings
 from capture.tree import thread_trees
 from tests.support.device import DEVICE, use_device
 
-THREADS, POOLS, TURNS = 4, 2, 14
+THREADS, POOLS, TURNS = 4, 2, 8
 
 
 @pytest.fixture(autouse=True)

@@ -71,7 +71,7 @@ BODIES: list[Body] = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
 @pytest.mark.parametrize("body", BODIES)
 def test_steps_equal_eagers(body: Body, marks: bool) -> None:
@@ -81,6 +81,7 @@ def test_steps_equal_eagers(body: Body, marks: bool) -> None:
     assert recordings(step).recordings <= 3
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers(optimizer: str) -> None:
     mine, step, theirs, eager = pair(plain_step, optimizer)
@@ -196,6 +197,7 @@ def _write(grad: Tensor) -> None:
     grad.mul_(3)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", [_transpose, _require, _name, _shift, _move, _write])
 def test_what_was_done_to_a_gradient_ends_with_its_step(change: Callable[[Tensor], None]) -> None:
     """A gradient that nobody else holds may stay the same tensor object in the next step: shape, strides, flags and
@@ -236,6 +238,7 @@ def test_gradients_stay_where_nobody_else_has_them(monkeypatch: pytest.MonkeyPat
     assert len(made) == len(data[6:]), "one loss a step"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_two_that_train_in_turn(rounds: int, marks: bool) -> None:

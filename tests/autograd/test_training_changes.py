@@ -70,7 +70,7 @@ def test_hooks_on_tensors_run_or_are_named() -> None:
     assert counts[0] == counts[1]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("seed", quickly(range(12), 2))
 @pytest.mark.parametrize("knows", [True, False], ids=["as it is", "as with graphs"])
 @pytest.mark.parametrize("body", [plain_step, clipped_step, zeroing_step, flat_step])
@@ -141,6 +141,7 @@ def _by_hand(t: Trainer, x: Tensor, y: Tensor) -> None:
                 p.sub_(p.grad, alpha=0.1)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("body", [_accumulate, _update, _clip, _zero, _by_hand, zeroing_at_the_end])
 def test_gradients_that_come_and_go_between_steps(body: Body) -> None:
     """Whether there is a gradient decides what is accumulated, updated, clipped and zeroed."""

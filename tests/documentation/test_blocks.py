@@ -32,6 +32,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("_as_in_a_new_process")
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_blocks_run_and_print_what_the_page_says(page: Path) -> None:

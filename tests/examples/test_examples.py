@@ -127,7 +127,7 @@ def test_every_numbered_example_is_checked_here() -> None:
     assert sorted([*EXPECTED, *IN_TWO_PROCESSES]) == sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("file", sorted(EXPECTED))
 def test_an_example_prints_what_it_promises(file: str) -> None:
     printed = run(file)
@@ -189,6 +189,7 @@ def no_plan_cache() -> Iterator[None]:
         yield
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("no_plan_cache")
 @pytest.mark.parametrize("group", sorted(command.GROUPS))
 def test_a_benchmark_group_runs(group: str) -> None:

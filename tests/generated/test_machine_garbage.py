@@ -19,7 +19,7 @@ from tests.generated.worlds import World
 from tests.support.device import know_nothing_of_writes
 from tests.support.garbage import what_is_new
 
-PARTS = 8
+PARTS = 16
 OFTEN = 50  # objects made between two collections
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.generated.python_machine import Program, run, unguarded
 from tests.generated.runner import FUZZING, quickly
 
-PARTS = 20
+PARTS = 40
 EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "1000"))
 
 

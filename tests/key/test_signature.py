@@ -35,7 +35,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 NAMES = st.sampled_from(["a", "x", "y", "z", "named", "rest", "args", "other"])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @settings(deadline=None)
 @given(args=st.lists(st.integers(), max_size=4), kwargs=st.dictionaries(NAMES, st.integers(), max_size=4))

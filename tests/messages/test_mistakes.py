@@ -53,6 +53,7 @@ def test_none_is_lost() -> None:
     assert len(BY_NAME) == len(MISTAKES) >= 75
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_what_is_said(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = comparable("\n\n".join(said_by(BY_NAME[name].wrong)))
@@ -64,6 +65,7 @@ def test_what_is_said(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         check_golden(f"mistakes/{name}.txt", text + "\n")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("each", MISTAKES, ids=lambda each: each.name)
 def test_what_the_message_tells_to_do_works(each: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)

@@ -391,6 +391,7 @@ def test_arguments_that_are_written_and_share_memory() -> None:
         assert torch.equal(apart, apart_twin)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("count", [65, 300, 600])
 def test_many_arguments(count: int) -> None:
     """Side by side in memory, in any order, or one of them over another."""

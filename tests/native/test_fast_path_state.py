@@ -85,7 +85,7 @@ def _captured_net(net: Stack, through: str, options: dict[str, Any]) -> tuple[An
     return capture(holder.call, **options), net
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("change", STATE)
 @pytest.mark.parametrize("seen", [False, True])
 @pytest.mark.parametrize("through", ["module", "closure", "global", "attribute"])
@@ -157,7 +157,7 @@ RENAMED: dict[str, Callable[[Callable[[str, Any], None], Callable[[str], Any]], 
 }  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("change", RENAMED)
 @pytest.mark.parametrize("kind", ["closure", "global", "attribute", "chain"])
 def test_a_name_that_changes(kind: str, change: str, way: str) -> None:

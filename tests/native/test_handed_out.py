@@ -68,6 +68,7 @@ LEAVES: list[Callable[[Tensor], Any]] = [
 """What somebody leaves on a tensor, or makes of it, before it is dropped."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("leave", LEAVES)
 @pytest.mark.parametrize("several", [False, True])
 def test_an_output_is_as_new_whatever_was_left_on_the_last_one(

@@ -109,6 +109,7 @@ def same(result: Any, expected: Any) -> bool:
     return torch.equal(result[0].double(), expected[0].double()) and result[1:] == expected[1:]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MAKE)
 def test_calls_with_containers_go_straight(name: str) -> None:
     run = capture(body)
@@ -204,10 +205,12 @@ def _random_value(source: random.Random, depth: int) -> Any:
     return Slotted(members[0], 1, partly=source.random() < 0.3)
 
 
-def test_straight_exactly_where_the_key_is_the_same() -> None:
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("part", range(3))
+def test_straight_exactly_where_the_key_is_the_same(part: int) -> None:
     """Random pairs of structures, many of them nearly the same."""
     straight = 0
-    for seed in range(150):
+    for seed in range(part * 50, part * 50 + 50):
         run = capture(lambda value, x: x * 2)
         first = _random_value(random.Random(seed), 2)
         for _ in range(3):
@@ -217,4 +220,4 @@ def test_straight_exactly_where_the_key_is_the_same() -> None:
             is_same = key_of(first, Leaves()) == key_of(second, Leaves())
             assert goes_straight(run, second, tensor()) == is_same, (seed, number, first, second)
             straight += is_same
-    assert straight >= 150
+    assert straight >= 50

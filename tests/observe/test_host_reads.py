@@ -208,6 +208,7 @@ NEAR_MISSES: list[Callable[[Tensor], Any]] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("body", NEAR_MISSES, ids=range(len(NEAR_MISSES)))
 def test_what_reads_no_value_is_recorded(body: Callable[[Tensor], Any]) -> None:
     explanation = explain(body)(x_of(1))
@@ -280,7 +281,7 @@ def test_complex_operators_that_call_others_give_eagers_numbers(name: str, mode:
             torch.testing.assert_close(captured(x), body(x))  # eager's own bits are not always the same in lstsq
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_are_recorded_and_give_eagers_bits(name: str, mode: Callable[[], Any]) -> None:

@@ -66,6 +66,7 @@ MADE: dict[str, tuple[Callable[[Tensor], Any], Use]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("place", ["alone", "beside a tensor"])
 @pytest.mark.parametrize("name", MADE)
@@ -103,6 +104,7 @@ LASTING: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", LASTING)
 def test_what_lasts_and_what_cannot_change_is_replayed(name: str) -> None:
     made = LASTING[name]

@@ -89,6 +89,7 @@ LEFT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", LEFT)
 @pytest.mark.parametrize("holds", ["nobody", "the tensor", "a view", "an alias"])
 @pytest.mark.parametrize("graph", ["none", "own", "saved", "exp"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import python_path
+from tests.support.processes import python_path, run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,13 +41,13 @@ try:
 except ModuleNotFoundError as error:
     print(error.name)
 """
-    assert python(code, {}) == "torch_capture.nothing"
+    done = run_python(code)
+    assert (done.stdout, done.stderr) == ("torch_capture.nothing\n", "")
 
 
 def test_the_other_name_may_come_first_and_runs_the_command_line() -> None:
-    assert python("import torch_capture.core.plan, capture.core.plan; print(capture.core.plan.__name__)", {}) == (
-        "capture.core.plan"
-    )
+    done = run_python("import torch_capture.core.plan, capture.core.plan; print(capture.core.plan.__name__)")
+    assert (done.stdout, done.stderr) == ("capture.core.plan\n", "")
     done = subprocess.run(
         [sys.executable, "-m", "torch_capture", "rule", "CG101"], capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": python_path()}, timeout=300,

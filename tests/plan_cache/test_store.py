@@ -332,6 +332,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_named_and_made_again(directory: Path, damage: str) -> None:
     run(plain)

@@ -35,6 +35,7 @@ def run_tests(copy: Path, code: str, *, golden: bool = False) -> tuple[int, str]
     """Exit status and output of the tests that are about this rule."""
     command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-q", "-k", code]
     environment = os.environ | {"PYTHONPATH": python_path(copy), "CAPTURE_UPDATE_GOLDEN": "1" if golden else "0"}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Hypothesis and others take longer to import than these tests
     files = ["tests/rules/test_cases.py", "tests/rules/test_rules.py"]
     done = subprocess.run(command + files, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -67,6 +68,7 @@ def test_a_rule_takes_two_files_by_hand(copy: Path, severity: str) -> None:
     assert ("decides=False" in (copy / by_hand[0]).read_text()) == (severity == "note")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [

@@ -74,6 +74,7 @@ MAKES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MAKES)
 def test_content_is_no_part_of_the_key(name: str) -> None:
     def program(wrap: Wrap) -> Step:
@@ -99,6 +100,7 @@ def test_under_a_default_device(name: str) -> None:
     assert twins(program, CALLS) > CALLS // 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["float64", "int64", "int32", "uint8", "bool"])
 def test_kinds_of_numbers(kind: str) -> None:
     def program(wrap: Wrap) -> Step:
@@ -300,7 +302,7 @@ def reads(state: dict[str, Any]) -> dict[str, Callable[[Any], Any]]:
     }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", reads({}))
 def test_content_that_python_reads_is_never_taken_for_another(name: str) -> None:
     def program(wrap: Wrap) -> Step:
@@ -334,6 +336,7 @@ def test_value_of_a_tensor_after_which_an_array_is_read() -> None:
     twins(program, 50)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("use", ["read", "kept", "read on a guard"])
 def test_state_after_which_arrays_are_read(use: str) -> None:
     def program(wrap: Wrap) -> Step:

@@ -187,6 +187,7 @@ class Sized(nn.Module):
         return torch.relu(x) * 2 + 1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("kind", ["counts rows", "counts calls", "sets", "appends"])
 def test_plain_values_that_the_body_leaves(kind: str) -> None:

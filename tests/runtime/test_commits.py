@@ -123,7 +123,7 @@ def _step(eager: World, ours: World, f: Any, x: Tensor, y: Tensor, stopping: Sto
     return expected, result, stopped
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # an exception in a weak reference's callback goes no further
@@ -165,6 +165,7 @@ class Within(Stopping):
             super()._count(frame)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("body", [reading, several], ids=lambda body: body.__name__)
 def test_signals_while_outputs_are_handed_out(body: Callable[[World, Tensor], Any]) -> None:
     """At each line: what was handed out by then is not handed out again in the next call."""

@@ -99,6 +99,7 @@ def more_then(own: Own, x: Tensor) -> Any:
 COUNTERS = [every_fourth, after_it, item, deeper, reset, downwards, two, more_then]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("body", COUNTERS, ids=lambda body: body.__name__)
 def test_answers_stand_for_a_counter(body: Callable[[Own, Tensor], Any]) -> None:
     def program(wrap: Wrap) -> Step:
@@ -109,6 +110,7 @@ def test_answers_stand_for_a_counter(body: Callable[[Own, Tensor], Any]) -> None
     assert twins(program) > CALLS // 3
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("body", COUNTERS, ids=lambda body: body.__name__)
 def test_counter_that_is_set_outside(body: Callable[[Own, Tensor], Any]) -> None:
     def program(wrap: Wrap) -> Step:
@@ -198,7 +200,7 @@ MORE = [logged, printed, factor, index, returned, kept, doubled, by_what_is_read
         put_elsewhere]  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("body", MORE, ids=lambda body: body.__name__)
 def test_counter_that_counts_for_more_is_never_taken_for_another(body: Callable[[Own, Tensor], Any]) -> None:
     def program(wrap: Wrap) -> Step:
@@ -209,6 +211,7 @@ def test_counter_that_counts_for_more_is_never_taken_for_another(body: Callable[
     twins(program)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("use", ["index", "factor", "kept"])
 def test_state_that_makes_more_of_the_counter_later(use: str) -> None:
     def program(wrap: Wrap) -> Step:
@@ -356,6 +359,7 @@ MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MAKERS)
 def test_delayed_updates_of_an_object_that_counts(name: str) -> None:
     def program(wrap: Wrap) -> Step:

@@ -200,6 +200,7 @@ def beside(kind: type[Adam], change: Callable[[int, Adam], None] = lambda call, 
     return f
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", LIFTED)
 def test_one_recording_serves_all_counts(kind: type[Adam]) -> None:
     f = beside(kind)
@@ -215,7 +216,7 @@ def test_a_number_that_is_only_counted_is_no_part_of_the_key() -> None:
     assert recordings(f).recordings <= 2
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("kind", READ)
 def test_a_count_that_python_reads_or_keeps_stays_in_the_key(kind: type[Adam]) -> None:
     assert not is_lifted(beside(kind))
@@ -284,6 +285,7 @@ def test_beside_another_thread_math_is_not_touched() -> None:
     assert vars(math) == before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [WithMath, Branches])
 def test_math_is_as_before(kind: type[Adam]) -> None:
     before = dict(vars(math))
@@ -324,6 +326,7 @@ class Optimizer(torch.optim.Optimizer):
                 weight.add_(state["mean"], alpha=-group["lr"] / math.sqrt(1 - 0.9**count))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_of_group", [True, False])
 def test_an_optimizer_with_a_count(*, is_of_group: bool) -> None:
     twins = []

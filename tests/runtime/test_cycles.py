@@ -108,6 +108,7 @@ def test_a_function_that_is_not_recorded_goes_with_its_cycle(
     assert gone() is None
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("calls", [1, 2, 3, 6])
 @pytest.mark.parametrize("make", [by_closure, by_receiver, by_class, by_module])
 def test_a_recorded_function_goes_with_its_cycle(

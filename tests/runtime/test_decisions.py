@@ -91,12 +91,13 @@ def is_due(n: int, every: int) -> bool:
     return n >= every and (n - every) % every == 0
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_answers_stand_for_a_number(name: str) -> None:
     assert twins(asks(QUESTIONS[name])) > CALLS // 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["begin", "between", "float", "absolute"])
 def test_answers_stand_for_a_fraction(name: str) -> None:
     def program(wrap: Wrap) -> Step:
@@ -206,7 +207,7 @@ def bodies() -> dict[str, Callable[[Tensor, Any], Any]]:
     }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", bodies())
 def test_number_that_counts_for_more_is_never_taken_for_another(name: str) -> None:
     def program(wrap: Wrap) -> Step:
@@ -244,6 +245,7 @@ def test_answers_after_which_the_number_is_printed(capsys: pytest.CaptureFixture
     assert sorted(printed) == sorted([f"step {n}" for n in range(10, CALLS + 1, 10)] * 2 + [""])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("use", ["index", "factor", "kept"])
 def test_state_that_makes_more_of_the_number_later(use: str) -> None:
     def program(wrap: Wrap) -> Step:

@@ -126,7 +126,7 @@ def _forgiving() -> Iterator[None]:
         yield
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["before", "after"])
 @pytest.mark.parametrize("with_gradients", [False, True], ids=["plain", "gradients"])
 @pytest.mark.parametrize("place", _PLACES)
@@ -151,6 +151,7 @@ def test_a_fault_anywhere_costs_no_more_than_speed(
             assert len(texts) == len(set(texts))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("first", [1, 2, 3])
 @pytest.mark.parametrize("place", ["planning:describe", "planning:expected", "planning:compile_plan"])
 def test_a_watched_run_stands_where_recording_runs_execute_nothing(

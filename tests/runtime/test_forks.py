@@ -272,6 +272,7 @@ def use_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "set_wait_debug_mode", set_mode)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("beside_a_device", [False, True])
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_a_child_goes_on_in_the_body(monkeypatch: pytest.MonkeyPatch, beside_a_device: bool) -> None:

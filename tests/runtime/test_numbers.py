@@ -74,7 +74,7 @@ BODIES: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_numbers_that_reach_operators_as_they_are(name: str, dtype: torch.dtype) -> None:
@@ -138,6 +138,7 @@ def given_back(x: Tensor, s: float) -> tuple[Tensor, float]:
     return torch.relu(x) * s, s
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("body", [halves, as_text, floor, steps, coefficient, constant, kinds, looks_up, given_back])
 def test_python_code_that_reads_a_number_keeps_it_in_the_key(body: Callable[[Tensor, float], Any]) -> None:
     f = capture(body, max_recordings=20)
@@ -202,6 +203,7 @@ ARITHMETIC: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ARITHMETIC)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_numbers_that_python_computes_from_one(name: str, dtype: torch.dtype) -> None:
@@ -226,6 +228,7 @@ WHOLE: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WHOLE)
 def test_whole_numbers(name: str) -> None:
     body = WHOLE[name]
@@ -278,7 +281,7 @@ LENGTHS: list[Callable[[Tensor, int], Any]] = [
 ]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("body", LENGTHS)
 def test_lengths_and_indices_are_no_numbers(body: Callable[[Tensor, int], Any]) -> None:
     f = capture(lambda x, k: body(x, k), max_recordings=20)

@@ -86,6 +86,7 @@ def put_temperature(net: Net, value: Any) -> None:
     net.config.temperature = value or 0.123
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "put", "lifts"),
     [(Attribute, put_alpha, True), (Deeper, put_temperature, True), (Read, put_alpha, False),
@@ -221,6 +222,7 @@ def test_what_was_tried_before_leaves_time_to_lift() -> None:
     assert is_lifted(f) == LIFTS
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_learning_rate_that_a_schedule_sets(name: str) -> None:
     make, lifts = OPTIMIZERS[name]

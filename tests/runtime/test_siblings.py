@@ -88,7 +88,7 @@ CHANGES = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("how", ["function", "module"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_each_recording_sees_a_change(change: Any, how: str) -> None:

@@ -123,6 +123,7 @@ def test_what_an_operator_makes_is_the_output(body: Callable[..., Any], given: i
 KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("number", [2, 3, 0.1, -0.0, float("inf"), 2**53 + 1])
 def test_numbers_among_tensors(kind: torch.dtype, number: float) -> None:
