@@ -196,6 +196,7 @@ def test_logs_go_to_the_loggers_of_the_application(caplog: pytest.LogCaptureFixt
     assert events.logger.handlers == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("handled", [False, True])
 def test_no_line_comes_twice(handled: bool) -> None:
     code = "import logging\nfrom capture.core.events import Log, set_logs\nset_logs('recordings')\n"

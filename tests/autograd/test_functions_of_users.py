@@ -77,6 +77,7 @@ def test_tensors_in_attributes_of_ctx_are_those_of_the_call(way: str) -> None:
         both(forward_and_back, mine, theirs)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", ["a tensor", "an object", "a closure"])
 def test_they_are_recorded_in_a_whole_step(way: str) -> None:
     function = _squaring(*WAYS[way])
@@ -157,6 +158,7 @@ class State(torch.autograd.Function):
         return grad, None
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["class", "global", "list"])
 def test_a_backward_pass_of_a_region_leaves_python_state_as_eager_does(kind: str) -> None:
     global counted

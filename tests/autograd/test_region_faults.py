@@ -158,6 +158,7 @@ def test_a_backward_pass_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> N
     assert [finding.code for finding in recordings(mine).findings if finding.code == "CG905"] == ["CG905"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("where", [(training_region, "_parted"), (Region, "is_measured")], ids=["begin", "end"])
 def test_a_replay(monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]) -> None:
     assert fails(monkeypatch, where, 4).replays >= 4

@@ -171,6 +171,7 @@ def test_recording_without_a_watched_run() -> None:
         replayed(mine)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("verify", ["first", "always"])
 def test_verified_regions(verify: str) -> None:
     mine, theirs = captured_twins(lambda: Block(drop=0.2), verify=verify)

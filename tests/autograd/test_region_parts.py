@@ -198,6 +198,7 @@ class Recurrent(nn.Module):
         return y
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("outside", [True, False], ids=["outside", "inside"])
 def test_autocast_casts_a_weight_once(outside: bool) -> None:
     """The weight is cast once in a call, so gradients of all its uses are added in the low precision, as in eager."""

@@ -175,6 +175,7 @@ def test_partial_gradients() -> None:
     replayed(mine)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("use", ["one", "two", "all", "none"])
 def test_structures_unused_outputs_and_undefined_gradients(use: str) -> None:
     mine, theirs = captured_twins(Several)
@@ -258,6 +259,7 @@ def test_in_place_after_save_raises_what_eager_raises(what: str) -> None:
     replayed(mine)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("to_none", [True, False], ids=["none", "zero"])
 def test_micro_batches_accumulate(to_none: bool) -> None:
     mine, theirs = captured_twins(Block)

@@ -34,6 +34,7 @@ def told(results: tuple[Tensor, ...]) -> list[Any]:
     return [(bits(one.detach()), one.requires_grad, one.is_leaf, type(one), one is WEIGHT) for one in results]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("needs", [False, True], ids=["values", "gradients"])
 @pytest.mark.parametrize("name", [*BODIES, *LEAVES])
 def test_results_are_leaves_where_those_of_eager_are(name: str, needs: bool) -> None:

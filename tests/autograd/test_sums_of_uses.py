@@ -190,6 +190,7 @@ class Tied(nn.Module):
         return y
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_tied_weights(steps: int) -> None:
     models = []

@@ -162,6 +162,7 @@ def test_gradients_that_come_and_go_between_steps(body: Body) -> None:
     assert recordings(step).replays
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("body", [plain_step, gradients_step])
 def test_hooks_that_come_and_go_between_steps(body: Body) -> None:
     mine, step, theirs, eager = pair(body)
@@ -267,6 +268,7 @@ def test_a_graph_that_saved_a_gradient_keeps_it() -> None:
         assert torch.equal(*[torch.autograd.grad(total, factor)[0] for total in (saved, right)])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("holds", ["nothing", "a gradient", "a view", "what is below", "all"])
 def test_watched_steps_free_the_gradients_that_they_drop(holds: str) -> None:
     """A watched step frees dropped gradients as early as an eager step. Gradients that somebody holds keep their

@@ -84,6 +84,7 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("communicates", [True, False])
 @pytest.mark.usefixtures("group")
 def test_the_body_runs_where_it_communicates(communicates: bool, place: str) -> None:

@@ -158,6 +158,7 @@ def size_of_a_storage() -> Made:
     return lambda x: x * held.untyped_storage().nbytes(), lambda: held.untyped_storage().resize_(40)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("make", [
     name_of_a_function, doc_of_a_function, annotations_of_a_function, name_of_a_class, doc_of_a_class,
     hints_of_a_class, subclasses, attribute_of_a_subclass, module_by_a_computed_name, module_by_import_module,

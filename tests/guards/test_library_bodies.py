@@ -70,7 +70,7 @@ def _outcome(function: Any, body: Body) -> Any:
 SWITCHES = [(name, switch) for name, one in BODIES.items() for switch in one().switches]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("name", "switch"), SWITCHES)
 def test_each_switch_shows(name: str, switch: str) -> None:
     eager, mine = [

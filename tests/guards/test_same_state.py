@@ -169,7 +169,7 @@ ADAPTERS: dict[str, tuple[Callable[[Model], Adapter], bool]] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_another_adapter(name: str) -> None:
     """Values are eager's with each adapter. One that differs in its tensors alone needs no new watched run or

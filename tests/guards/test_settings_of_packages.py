@@ -68,6 +68,7 @@ SETTINGS: dict[str, Setting] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_of_a_package(name: str, request: pytest.FixtureRequest) -> None:
     read, put, first, second = SETTINGS[name]

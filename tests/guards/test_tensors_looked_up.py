@@ -28,6 +28,7 @@ LOOKED_UP: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", LOOKED_UP)
 def test_another_parameter_is_looked_up_anew(kind: str) -> None:
     net = nn.Linear(3, 2).to(DEVICE)
@@ -79,6 +80,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_new_parameter_has_no_state_of_the_one_before(optimizer: str) -> None:
     """A parameter is replaced in the optimizer's list: the old one's state stays in the optimizer and is not used."""

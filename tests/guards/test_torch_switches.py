@@ -75,6 +75,7 @@ def _kept(read: Read, put: Set) -> Iterator[bool]:
         put(before)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:.*TF32:UserWarning", "ignore:.*nomaly:UserWarning")
 @pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_that_a_body_asks_for(name: str) -> None:

@@ -176,6 +176,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("default::capture.CaptureWarning")
 @pytest.mark.parametrize("maker", SHAPES)
 def test_a_shape_that_depends_on_data_is_found_with_its_line(maker: Callable[[Tensor], Tensor]) -> None:

@@ -96,6 +96,7 @@ def made(
     return weakref.ref(trainer), last
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("calls", [0, 1, 4])
 @pytest.mark.parametrize("make", MAKES)

@@ -226,6 +226,7 @@ class Layers(nn.Module):
         return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("inside", [False, True], ids=["region", "whole step"])
 def test_training_goes_on_after_a_replay_that_raises(inside: bool) -> None:
     torch.manual_seed(0)

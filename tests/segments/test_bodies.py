@@ -109,14 +109,14 @@ def test_body_that_never_repeats_is_as_eager(name: str) -> None:
     says_that_it_gave_up(counters)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_body_is_as_eager_in_poisoned_memory(name: str) -> None:
     with config.patch(poison=True):
         both(name, 24)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_body_is_verified(name: str) -> None:
     with config.patch(verify="always"):

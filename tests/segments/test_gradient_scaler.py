@@ -125,6 +125,7 @@ def test_a_dropped_container_comes_back_with_its_members(plain: bool) -> None:
     assert (owner.found is own, own) == (True, {"once": 1})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:CG")
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_dropped_container_that_somebody_takes_later(plain: bool) -> None:

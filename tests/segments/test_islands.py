@@ -25,7 +25,7 @@ ONCE_MORE = 0 if EXECUTES else 1
 """Where recording runs execute nothing, a body that reads or calls an island is watched once more before."""
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", [one for one in PROGRAMS if one not in EAGER])
 def test_body_is_as_eager_and_replays(name: str) -> None:
     counters = recordings(compared(PROGRAMS[name]))
@@ -45,7 +45,7 @@ def test_body_that_cannot_be_recorded_is_as_eager(name: str) -> None:
         assert any(EAGER[name] in finding.what for finding in told), told
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", [one for one in PROGRAMS if one not in EAGER])
 def test_body_is_as_eager_in_poisoned_memory_and_verified(name: str) -> None:
     with config.patch(poison=True, verify="always"):

@@ -335,6 +335,7 @@ def twice_in_one_list() -> Program:
     return kept(body, losses)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "make",
     [
@@ -347,6 +348,7 @@ def test_number_that_is_kept_is_read_anew(make: Kept) -> None:
     assert counters.replays >= CALLS // 2, str(counters)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "make",
     [

@@ -170,6 +170,7 @@ def trained(name: str, *options: str, calls: int = CALLS) -> Any:
     return function
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_step_is_as_eager_and_replays(name: str) -> None:
     counters = recordings(trained(name))
@@ -177,7 +178,7 @@ def test_step_is_as_eager_and_replays(name: str) -> None:
         assert counters.replays >= CALLS - 7, str(counters)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("options", [
     ("zeroed first",), ("keeps gradients",), ("zeroed first", "keeps gradients"), ("clipped",), ("schedule",),
     ("clipped", "schedule", "zeroed first"), ("logged first", "logged"), ("logged", "told"), ("scheduled inside",),
@@ -226,6 +227,7 @@ def test_step_with_a_closure_is_as_eager() -> None:
         assert counters.observations + counters.recorded_calls <= 8, str(counters)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_error_of_a_step_leaves_what_eager_leaves(when: str) -> None:
     steps = [Step(OPTIMIZERS["AdamW"]) for _ in range(2)]
@@ -275,6 +277,7 @@ def test_settings_changed_between_steps_are_used() -> None:
         assert recordings(function).replays > CALLS // 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["AdamW fused", "SGD"])
 @pytest.mark.parametrize("kind", ["one cycle", "cyclic"])
 def test_a_schedule_of_the_momentum_too(name: str, kind: str) -> None:

@@ -28,7 +28,7 @@ OF_THE_HOST = {
 """Replayed where tensors lie in the host's memory; eager and told on a device."""
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", names())
 def test_body_is_as_eager_and_replays(name: str) -> None:
     counters = recordings(compared(PROGRAMS[name]))
@@ -36,6 +36,7 @@ def test_body_is_as_eager_and_replays(name: str) -> None:
         assert counters.replays >= CALLS // 2, str(counters)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", sorted(EAGER | UNSTEADY))
 def test_body_that_cannot_be_recorded_is_as_eager(name: str) -> None:
     counters = recordings(compared(PROGRAMS[name]))
@@ -43,7 +44,7 @@ def test_body_that_cannot_be_recorded_is_as_eager(name: str) -> None:
     assert any(finding.severity.name == "EAGER" for finding in counters.findings)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", sorted(OF_THE_HOST))
 def test_body_is_as_eager_in_poisoned_memory(name: str) -> None:
     with config.patch(poison=True, verify="always"):

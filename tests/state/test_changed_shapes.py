@@ -186,6 +186,7 @@ def shape_of(value: Any, seen: dict[int, int]) -> Any:
     return shape_of(vars(value), seen) if isinstance(value, Holder) else value
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("again", [False, True], ids=["another dict each time", "one dict"])
 @pytest.mark.parametrize(

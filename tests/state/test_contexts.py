@@ -123,7 +123,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Any:
     return add
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_context_is_an_input(name: str, named: Any) -> None:
     kind = KINDS[name]

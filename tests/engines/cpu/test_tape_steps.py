@@ -98,6 +98,7 @@ def test_an_output_of_another_recording_that_was_kept() -> None:
             assert same_bits(second(one), torch.tanh(one) + one)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("body", "given"),
     [
@@ -159,6 +160,7 @@ IN_PLACE: list[tuple[Callable[..., Any], int]] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("body", "methods"), IN_PLACE)
 def test_operators_in_place(body: Callable[..., Any], methods: int) -> None:
     captured = check(body, lambda: (numbers(8), numbers(8)))
