@@ -372,7 +372,7 @@ class World:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("part", range(3))
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=70, deadline=None, derandomize=False)  # parts draw alike where `CI` is set, else
 @given(data=st.data())
 def test_c_says_what_python_says(part: int, data: st.DataObject) -> None:
     world = World(data.draw)

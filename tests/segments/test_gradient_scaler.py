@@ -46,14 +46,10 @@ def scaled(*, captured: bool, clips: bool) -> tuple[list[Any], Any]:
     return results, function
 
 
-def test_a_scaled_step() -> None:
-    expected, found = scaled(captured=False, clips=False), scaled(captured=True, clips=False)
-    assert found[0] == expected[0]
-    assert recordings(found[1]).replays >= CALLS // 3, str(recordings(found[1]))
-
-
-def test_a_scaled_step_that_clips() -> None:
-    expected, found = scaled(captured=False, clips=True), scaled(captured=True, clips=True)
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_scaled_step(clips: bool) -> None:
+    expected, found = scaled(captured=False, clips=clips), scaled(captured=True, clips=clips)
     assert found[0] == expected[0]
     assert recordings(found[1]).replays >= CALLS // 3, str(recordings(found[1]))
 
