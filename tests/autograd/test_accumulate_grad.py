@@ -25,7 +25,7 @@ def blocks() -> nn.ModuleList:
     return nn.ModuleList([Block(), Block(drop=0.1)])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("micro", [1, 3])
 def test_steps_and_micro_batches(to_none: bool, micro: int) -> None:

@@ -105,7 +105,7 @@ def values(kind: str, turn: int, kept: dict[str, Tensor] | None) -> tuple[Any, d
     return made["a"], made
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("kind", BODIES)
 @pytest.mark.parametrize("how", ["copy", "bind", "static"])
 @pytest.mark.parametrize("leaf", [True, False])

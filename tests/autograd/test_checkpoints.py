@@ -56,7 +56,7 @@ BODIES: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.filterwarnings("ignore:.*draws on an accelerator:capture.CaptureWarning")
 @pytest.mark.parametrize("drop", [0.0, 0.3])
 @pytest.mark.parametrize("name", BODIES)

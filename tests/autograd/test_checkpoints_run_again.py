@@ -149,7 +149,7 @@ CASES = [("one block", write) for write in WRITES] + [(name, "weights") for name
 CASES += [("closure", "a replaced weight"), ("closure", "an attribute"), ("a block of a block", "a buffer")]
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize(("name", "write"), CASES)
 def test_what_changes_before_the_backward_pass(name: str, write: str) -> None:
@@ -246,7 +246,7 @@ def test_other_tensors_than_in_the_forward_pass() -> None:
     assert recordings(run).replays >= 4
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", ["one block", "nested", "selective", "closure"])
 def test_a_second_backward_pass(name: str) -> None:
     mine, theirs = twins(lambda: Wrapped(Scaled()))

@@ -118,7 +118,7 @@ def shown(t: Trainer, result: Any, *, backward: bool) -> Any:
     return told, errors, [(bits(one.detach()), bits(one.grad)) for one in parameters if one.grad is not None]
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("name", [*REPLAYED, *NOT_FREED])
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_loss_that_was_differentiated(name: str, *, backward: bool) -> None:

@@ -97,7 +97,7 @@ def left(net: Net) -> list[Tensor]:
     return [one for one in (net.aux, *net.table.values(), *KEPT.values(), *net.rows) if one is not None]
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("leave", [*REPLAYED, *EAGER], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("detaches", [False, True])
 @pytest.mark.filterwarnings("ignore:CG501:capture.CaptureWarning")

@@ -198,7 +198,7 @@ CASES = [(use, module, 5) for use in USES for module in MODULES]  # after 5 call
 CASES += [(use, "Plain", before) for use in USES for before in (0, 1)]
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize(("use", "module", "before"), CASES)
 def test_as_in_eager(use: str, module: str, before: int) -> None:
     mine, theirs = captured_twins(MODULES[module])

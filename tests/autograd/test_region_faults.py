@@ -111,7 +111,7 @@ def fails(
     return counts
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("after", [False, True], ids=["at its begin", "at its end"])
 @pytest.mark.parametrize("name", [*AFTER_THE_BODY, *WATCHED])
 def test_a_watched_run(monkeypatch: pytest.MonkeyPatch, name: str, after: bool) -> None:
@@ -119,7 +119,7 @@ def test_a_watched_run(monkeypatch: pytest.MonkeyPatch, name: str, after: bool) 
     assert found.replays
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("name", [*AFTER_THE_BODY, *RECORDED])
 def test_a_recording_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """An error within a capture may come from the driver, so it counts as a failed capture, which another call tries
@@ -127,7 +127,7 @@ def test_a_recording_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     fails(monkeypatch, {**AFTER_THE_BODY, **RECORDED}[name], 2, is_told=EXECUTES or name in RECORDED)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("call", [1, 2, 4], ids=["watched", "recorded", "replayed"])
 @pytest.mark.parametrize("name", BACKWARD)
 def test_a_backward_pass(monkeypatch: pytest.MonkeyPatch, name: str, call: int) -> None:

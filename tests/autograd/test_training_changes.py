@@ -70,7 +70,7 @@ def test_hooks_on_tensors_run_or_are_named() -> None:
     assert counts[0] == counts[1]
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("seed", quickly(range(12), 2))
 @pytest.mark.parametrize("knows", [True, False], ids=["as it is", "as with graphs"])
 @pytest.mark.parametrize("body", [plain_step, clipped_step, zeroing_step, flat_step])

@@ -49,7 +49,7 @@ def bodies() -> dict[str, Callable[..., Any]]:
     return {body.__name__: body for body in (plain, writes, branches, raises, grows, draws)}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", ["plain", "writes", "branches", "raises", "grows", "draws"])
 @pytest.mark.parametrize(
     "options", [{}, {"warmup": 2}, {"max_recordings": 1}, {"verify": "always"}, {"fallback": "error"}]

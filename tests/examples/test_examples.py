@@ -127,7 +127,7 @@ def test_every_numbered_example_is_checked_here() -> None:
     assert sorted([*EXPECTED, *IN_TWO_PROCESSES]) == sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("file", sorted(EXPECTED))
 def test_an_example_prints_what_it_promises(file: str) -> None:
     printed = run(file)

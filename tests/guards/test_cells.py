@@ -45,7 +45,7 @@ def _apart() -> Iterator[None]:
         yield
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize(("kind", "change", "reader", "called"), CELLS)
 @pytest.mark.usefixtures("_apart")
 def test_cell(kind: Kind, change: str, reader: str, called: str) -> None:

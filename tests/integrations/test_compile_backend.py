@@ -50,7 +50,7 @@ def test_by_name() -> None:
 # -------------------------------------------------------------------------------------------- inference and training
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_inference(name: str) -> None:
     make, inputs = MODELS[name]
@@ -63,7 +63,7 @@ def test_inference(name: str) -> None:
     replayed("inference")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_training(name: str) -> None:
     make, inputs = MODELS[name]

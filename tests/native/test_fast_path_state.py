@@ -85,7 +85,7 @@ def _captured_net(net: Stack, through: str, options: dict[str, Any]) -> tuple[An
     return capture(holder.call, **options), net
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("change", STATE)
 @pytest.mark.parametrize("seen", [False, True])
 @pytest.mark.parametrize("through", ["module", "closure", "global", "attribute"])

@@ -42,7 +42,7 @@ CASES = [(name, nn.GRU) for name in BODIES] + [
 ]
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize(("name", "cell"), CASES)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.filterwarnings("ignore:CG201:capture.CaptureWarning", "ignore:CG901:capture.CaptureWarning")

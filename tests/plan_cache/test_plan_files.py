@@ -88,7 +88,7 @@ DIFFERENT: list[tuple[object, object]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("one", "other"), DIFFERENT, ids=lambda value: repr(value).split(" at 0x")[0][:20])
 def test_different_arguments_have_different_files(directory: Path, one: object, other: object) -> None:
     run(described, one, num_calls=2)

@@ -74,7 +74,7 @@ MAKES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", MAKES)
 def test_content_is_no_part_of_the_key(name: str) -> None:
     def program(wrap: Wrap) -> Step:
@@ -302,7 +302,7 @@ def reads(state: dict[str, Any]) -> dict[str, Callable[[Any], Any]]:
     }
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("name", reads({}))
 def test_content_that_python_reads_is_never_taken_for_another(name: str) -> None:
     def program(wrap: Wrap) -> Step:

@@ -123,7 +123,7 @@ def _step(eager: World, ours: World, f: Any, x: Tensor, y: Tensor, stopping: Sto
     return expected, result, stopped
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # an exception in a weak reference's callback goes no further

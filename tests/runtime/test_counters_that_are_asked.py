@@ -99,7 +99,7 @@ def more_then(own: Own, x: Tensor) -> Any:
 COUNTERS = [every_fourth, after_it, item, deeper, reset, downwards, two, more_then]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("body", COUNTERS, ids=lambda body: body.__name__)
 def test_answers_stand_for_a_counter(body: Callable[[Own, Tensor], Any]) -> None:
     def program(wrap: Wrap) -> Step:
@@ -110,7 +110,7 @@ def test_answers_stand_for_a_counter(body: Callable[[Own, Tensor], Any]) -> None
     assert twins(program) > CALLS // 3
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("body", COUNTERS, ids=lambda body: body.__name__)
 def test_counter_that_is_set_outside(body: Callable[[Own, Tensor], Any]) -> None:
     def program(wrap: Wrap) -> Step:
@@ -200,7 +200,7 @@ MORE = [logged, printed, factor, index, returned, kept, doubled, by_what_is_read
         put_elsewhere]  # fmt: skip
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("body", MORE, ids=lambda body: body.__name__)
 def test_counter_that_counts_for_more_is_never_taken_for_another(body: Callable[[Own, Tensor], Any]) -> None:
     def program(wrap: Wrap) -> Step:
@@ -359,7 +359,7 @@ MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", MAKERS)
 def test_delayed_updates_of_an_object_that_counts(name: str) -> None:
     def program(wrap: Wrap) -> Step:

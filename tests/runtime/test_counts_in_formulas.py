@@ -200,7 +200,7 @@ def beside(kind: type[Adam], change: Callable[[int, Adam], None] = lambda call, 
     return f
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", LIFTED)
 def test_one_recording_serves_all_counts(kind: type[Adam]) -> None:
     f = beside(kind)
@@ -216,7 +216,7 @@ def test_a_number_that_is_only_counted_is_no_part_of_the_key() -> None:
     assert recordings(f).recordings <= 2
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("kind", READ)
 def test_a_count_that_python_reads_or_keeps_stays_in_the_key(kind: type[Adam]) -> None:
     assert not is_lifted(beside(kind))

@@ -126,7 +126,7 @@ def _forgiving() -> Iterator[None]:
         yield
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["before", "after"])
 @pytest.mark.parametrize("with_gradients", [False, True], ids=["plain", "gradients"])
 @pytest.mark.parametrize("place", _PLACES)

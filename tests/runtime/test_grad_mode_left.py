@@ -12,7 +12,7 @@ from tests.runtime.test_failures import fresh as fresh
 from tests.support.raising import Gate, Trigger, Trouble
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", [Trouble, KeyboardInterrupt])
 @pytest.mark.parametrize("trained", ["", "as a region", "in the body"])
 @pytest.mark.parametrize("was", [True, False])

@@ -86,7 +86,7 @@ def put_temperature(net: Net, value: Any) -> None:
     net.config.temperature = value or 0.123
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("kind", "put", "lifts"),
     [(Attribute, put_alpha, True), (Deeper, put_temperature, True), (Read, put_alpha, False),

@@ -38,7 +38,7 @@ def fresh() -> Iterator[None]:
         yield
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_stopped_anywhere(part: int) -> None:

@@ -113,7 +113,7 @@ def _kinds_of_use(odd: Any) -> list[Callable[[Any], Any]]:
     return [lambda wrap: wrap(Holds()), lambda wrap: wrap(names), lambda wrap: wrap(gives), lambda wrap: wrap(keeps)]
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize(
     "with_gradients", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "gradients"]
 )

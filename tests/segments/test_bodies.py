@@ -92,7 +92,7 @@ def says_that_it_gave_up(counters: Any) -> None:
     assert ("CG201", "EAGER") in told or (not EXECUTES and "CG906" in dict(told)), told
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", [one for one in PROGRAMS if one not in UNSTEADY])
 def test_body_is_as_eager_and_replays(name: str) -> None:
     counters = recordings(both(name))

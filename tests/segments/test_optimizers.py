@@ -170,7 +170,7 @@ def trained(name: str, *options: str, calls: int = CALLS) -> Any:
     return function
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_step_is_as_eager_and_replays(name: str) -> None:
     counters = recordings(trained(name))
@@ -178,7 +178,7 @@ def test_step_is_as_eager_and_replays(name: str) -> None:
         assert counters.replays >= CALLS - 7, str(counters)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("options", [
     ("zeroed first",), ("keeps gradients",), ("zeroed first", "keeps gradients"), ("clipped",), ("schedule",),
     ("clipped", "schedule", "zeroed first"), ("logged first", "logged"), ("logged", "told"), ("scheduled inside",),

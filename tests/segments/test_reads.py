@@ -28,7 +28,7 @@ OF_THE_HOST = {
 """Replayed where tensors lie in the host's memory; eager and told on a device."""
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", names())
 def test_body_is_as_eager_and_replays(name: str) -> None:
     counters = recordings(compared(PROGRAMS[name]))

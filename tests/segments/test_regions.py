@@ -132,7 +132,7 @@ def losses(model: Any, number: int, run: Callable[..., Any]) -> list[Any]:
     return [*told(results[0]), *told(results[1]), x.grad, torch.rand(2)]
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("gradients", ["autograd", "accumulate"])
 @pytest.mark.parametrize("body", BODIES)
 def test_a_region_with_reads(body: Callable[..., Any], gradients: Any) -> None:

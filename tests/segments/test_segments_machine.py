@@ -223,7 +223,7 @@ def check(number: int) -> int:
     return recordings(function).replays
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("begin", range(0, QUICK, 4))
 def test_programs_equal_their_eager_twins(begin: int) -> None:
     for number in range(begin, begin + 4):

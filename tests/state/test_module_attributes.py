@@ -115,7 +115,7 @@ def forms(net: Net) -> dict[str, Callable[[], Any]]:
     return {"function": lambda: capture(lambda x: net(x)), "module": lambda: capture(net)}
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("form", ["function", "module"])
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])

@@ -87,6 +87,7 @@ def test_f_of_f_with_the_inner_output_kept(f: Callable[[Tensor], Tensor]) -> Non
         assert bits(pair) == bits((y, f_eager(y)))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("outputs", ["preserve", "clone"])
 def test_a_loop_carried_value_makes_one_recording(outputs: Any) -> None:
     f = capture(lambda h: f_eager(h), outputs=outputs)
@@ -115,6 +116,7 @@ def test_a_borrowed_loop_carried_value_raises_and_is_never_wrong() -> None:
         assert bits(f(x_of(seed))) == bits(f_eager(x_of(seed)))
 
 
+@pytest.mark.one_in(2)
 def test_a_loop_carried_value_with_marks_makes_one_recording(f: Callable[[Tensor], Tensor]) -> None:
     h = expected = x_of(1)
     for _ in range(1000):
@@ -188,6 +190,7 @@ class CapturedLayer(Layer):
         return x + torch.tanh(self.linear(x))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("marked", [False, True], ids=["unmarked", "marked"])
 def test_32_layers_are_32_recordings_without_copies(marked: bool) -> None:
     layers = [CapturedLayer(index) for index in range(32)]
@@ -213,7 +216,7 @@ def test_one_layer_used_32_times_in_a_chain() -> None:
             assert bits(y) == bits(expected)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("depth", [2, 5, 9])
 def test_all_outputs_of_a_chain_are_kept(depth: int) -> None:
     layers = [CapturedLayer(index) for index in range(depth)]
@@ -227,7 +230,7 @@ def test_all_outputs_of_a_chain_are_kept(depth: int) -> None:
         assert bits(tensor) == wanted, index
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("marked", [False, True], ids=["unmarked", "marked"])
 @pytest.mark.parametrize(
     "view", [lambda y: y[1:], lambda y: y.t(), lambda y: y.view(-1)[::2], lambda y: y.unbind()[1], lambda y: y.detach()]
