@@ -497,7 +497,8 @@ class _Backward:
     def _receivers(self, positions: Sequence[int]) -> Sequence[torch.Tensor]:
         """The parameters that get the results at these positions, if all are gradients of some. Nobody knows once the
         program is gone: other code holds what it gave."""
-        program = self._programs[worker()]()
+        held = self._programs.get(worker())  # a collection that ends all this may have cleared it before
+        program = held() if held is not None else None
         if program is None or min(positions) < (first := len(program.wanted)):
             return ()
         return [program.now_parameters[position - first] for position in positions]

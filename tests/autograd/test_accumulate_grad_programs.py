@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -75,7 +76,7 @@ ACTIONS = ("forward", "forward", "backward", "backward", "zero", "step", "keep",
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("poison", [False, True], ids=["plain", "poisoned"])
-@pytest.mark.parametrize("seed", quickly(range(30), 1))
+@pytest.mark.parametrize("seed", quickly((25, *range(25), *range(26, 30)), 1))
 def test_random_programs(seed: int, poison: bool) -> None:
     players: dict[int, Player] = {}
     chooser = random.Random(seed)
@@ -92,6 +93,9 @@ def test_random_programs(seed: int, poison: bool) -> None:
     with config.patch(poison=poison):
         ours = compare(lambda: nn.ModuleList([Block(), Block(drop=0.1), Block()]), act, steps=len(script), marks=False)
     assert replays(ours)
+    del ours, act
+    players.clear()
+    gc.collect()  # recordings that end as garbage raise nothing
 
 
 def test_unknown_choice() -> None:
