@@ -1,7 +1,8 @@
 """How long autograd takes for the backward pass of a call that ran eagerly.
 
 It is measured from outside: from the first gradient of one of its results to the last gradient of one of its inputs.
-Work for other parts of the graph in between is included.
+Work for other parts of the graph in between is included. Where ``torch.autograd.grad`` asks for gradients of the inputs
+themselves, no node of theirs runs, and the end is that of the whole pass.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from capture.torch_private.autograd import add_prehook
+from capture.torch_private.autograd import add_prehook, at_end_of_pass
 
 
 class BackwardTimer:
@@ -32,7 +33,12 @@ class BackwardTimer:
 
     def _note_begin(self, _: Any) -> None:
         if self._begin is None:
+            at_end_of_pass(self._note_whole)
             self._begin = self._clock()
+
+    def _note_whole(self) -> None:
+        if self._end is None:
+            self._end = self._clock()
 
     def _note_end(self, _: Any) -> None:
         if self._begin is not None:
@@ -40,8 +46,7 @@ class BackwardTimer:
 
     @property
     def is_blind(self) -> bool:
-        """Whether a backward pass began, but its end was not seen: ``torch.autograd.grad`` computes no gradient of an
-        input."""
+        """Whether a backward pass began, but its end was not seen, as where an error ended it."""
         return self._begin is not None and self._end is None
 
     def stop(self) -> float | None:

@@ -87,6 +87,15 @@ def add_prehook(node: Any, hook: Callable[..., Any]) -> Any:
     return type(node).register_prehook(node, hook)
 
 
+_at_end = getattr(getattr(torch.autograd.Variable, "_execution_engine", None), "queue_callback", None)
+
+
+def at_end_of_pass(function: Callable[[], None]) -> None:
+    """Have autograd call this when the backward pass that runs now is over. Where torch cannot, nothing calls it."""
+    if _at_end is not None:
+        _at_end(function)
+
+
 LOOKING_UP_BACKWARD = tuple(
     one for one in vars(torch.autograd.function.BackwardCFunction).values() if isinstance(one, types.FunctionType)
 )

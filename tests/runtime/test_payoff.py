@@ -200,11 +200,17 @@ def gradients(model: Any, parameters: Sequence[Tensor], x: Tensor) -> list[Tenso
     return [made for parameter in parameters for made, parameter.grad in ((parameter.grad, None),) if made is not None]
 
 
+def gradients_asked_for(model: Any, parameters: Sequence[Tensor], x: Tensor) -> list[Tensor]:
+    """No node of a parameter runs."""
+    return list(torch.autograd.grad(model(x).square().sum(), parameters))
+
+
 @pytest.mark.usefixtures("one_round")
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device works on while the host goes on")
+@pytest.mark.parametrize("gradients", [gradients, gradients_asked_for])
 @pytest.mark.parametrize(("seconds", "stays"), [(1e-9, False), (1.0, True)])
 def test_forward_and_backward_passes_are_measured_together(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, *, stays: bool
+    monkeypatch: pytest.MonkeyPatch, gradients: Any, seconds: float, *, stays: bool
 ) -> None:
     """Forward runs of the body are said to take no time, its backward passes ``seconds``."""
     body, backward = Payoff.note_body, Payoff.note_backward
@@ -227,17 +233,6 @@ def test_forward_and_backward_passes_are_measured_together(
     assert told_of.measured_calls == BODIES + 1
     assert bool(told_of.sizes) is stays
     assert [finding.code for finding in told_of.findings if finding.code == "CG902"] == ([] if stays else ["CG902"])
-
-
-@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device works on while the host goes on")
-def test_gradients_that_go_to_no_parameter_decide_nothing() -> None:
-    model = Layers()
-    captured, parameters = capture(model), list(model.parameters())
-    with torch.enable_grad():
-        for number in range(DECIDED + 4):
-            torch.autograd.grad(captured(torch.full((2, 4), float(number))).sum(), parameters)
-    assert recordings(captured).measured_calls == 0
-    assert recordings(captured).replays >= AFTER
 
 
 @pytest.mark.usefixtures("one_round")
