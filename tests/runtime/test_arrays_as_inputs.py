@@ -117,7 +117,7 @@ def test_arrays_in_containers_by_name_and_beside_tensors() -> None:
             x = torch.cat([torch.as_tensor(batch["a"]), torch.as_tensor(batch["b"])], 1)
             return {
                 "y": x * scale + torch.from_numpy(bias).to(DEVICE),
-                "z": [torch.from_numpy(array).sum() for array in several],
+                "z": [torch.from_numpy(array).to(DEVICE).sum() for array in several],
             }
 
         return lambda n: f(

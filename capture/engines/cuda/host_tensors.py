@@ -61,17 +61,21 @@ class Converted:
     """A CPU tensor that the body converted from one that came from outside: the graph does so where it is used."""
 
     storage: weakref.ref[torch.UntypedStorage]
-    outside: DeviceCopy | Converted
-    source: torch.Tensor
-    """What it was converted from, with the same elements in the same order."""
     dtype: torch.dtype
+    origin: torch.Tensor | Converted
+    """What the device has of the tensor that it was converted from. A tensor on the CPU is kept by the body alone."""
+    geometry: Geometry
+    """Of the tensor that it was converted from: the same elements in the same order."""
 
     def view_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The device's view of a CPU tensor on the same storage; None if it reads the memory as something else."""
-        origin = self.outside.view_of(self.source)
-        if origin is None or tensor.dtype != self.dtype or tensor.is_conj() or tensor.is_neg():
+        if tensor.dtype != self.dtype or tensor.is_conj() or tensor.is_neg():
             return None
-        there, geometry = origin.to(self.dtype), Geometry.of(tensor)
+        return self._view(Geometry.of(tensor))
+
+    def _view(self, geometry: Geometry) -> torch.Tensor:
+        origin = self.origin._view(self.geometry) if isinstance(self.origin, Converted) else self.origin
+        there = origin.to(self.dtype)
         return over(there.untyped_storage(), evolve(geometry, offset=geometry.offset + int(there.storage_offset())))
 
 
@@ -162,10 +166,15 @@ class HostTensors:
         storage = result.untyped_storage()
         if storage is source.untyped_storage():
             return
-        outside = self._from_outside(source)
-        if outside is None or not keeps_bits(source.dtype, result.dtype) or result.stride() != source.stride():
+        before = self._conversion_of(source)
+        if before is not None:
+            origin: torch.Tensor | Converted | None = before if before.dtype == source.dtype else None
+        else:
+            device_copy = self._device_copy(source)
+            origin = device_copy.view_of(source) if device_copy is not None else None
+        if origin is None or not keeps_bits(source.dtype, result.dtype) or result.stride() != source.stride():
             raise RefusedError(_differs(op_traits))
-        self._converted[id(storage)] = Converted(weakref.ref(storage), outside, source, result.dtype)
+        self._converted[id(storage)] = Converted(weakref.ref(storage), result.dtype, origin, Geometry.of(source))
 
     def _conversion_of(self, tensor: torch.Tensor) -> Converted | None:
         storage = tensor.untyped_storage()

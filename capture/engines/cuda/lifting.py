@@ -42,7 +42,9 @@ from capture.torch_private import cuda
 _SHARES = (0.7390851332151607, 0.6180339887498949, 0.9159655941772190, 0.5671432904097838, 0.8346268416740731)
 """By which a number is multiplied for a further capture: it keeps its sign, and its side of one; no two numbers get the
 same share in a capture. All digits of such a product count."""
-_WHOLES = (1009, 30011, 4099, 17011, 2053)
+_STEPS = (259, 278, 301, 322, 345)
+"""Added to a whole number for a further capture. The sums have more digits than bfloat16 holds, in one capture at
+least, and what is computed of a count, as ``1 - beta**t``, is not yet the same for all of them."""
 _CAPTURES = 3
 _FILLINGS = (0, 0xA5, 0x3C, 0xFF, 0x11, 0x5A)
 """Of the captures with the same numbers. Those past ``SAME`` are made where something may have been left by chance."""
@@ -52,7 +54,7 @@ def other_numbers(numbers: Sequence[Number]) -> list[tuple[Number, ...]]:
     """Numbers for further captures, each another one in each."""
     return [
         tuple(
-            _WHOLES[(turn + at) % len(_WHOLES)] * (1 + at) * (-1 if number < 0 else 1)
+            number + _STEPS[(turn + at) % len(_STEPS)] * (-1 if number < 0 else 1)
             if type(number) is int
             else number * _SHARES[(turn + at) % len(_SHARES)] / (1 + at // len(_SHARES))
             for at, number in enumerate(numbers)
@@ -138,14 +140,14 @@ def learn_numbers(
         recorded: list[_Sample] = []
         refusal = capture_again(
             pool, made, call, generators, functools.partial(_recorder, pool, made, tuple(given), filling),
-            functools.partial(_read, pool, recorded, tuple(given)),
+            functools.partial(_read, pool, recorded, tuple(given), of_call in unlike),
         )  # fmt: skip
         samples[at:at] = recorded
         return refusal
 
-    same = SAME
+    same, unlike = SAME, other_numbers(numbers.now)
     again = [tuple(n * 1.0 if type(n) is float else n for n in numbers.now) for _ in _FILLINGS]  # at other addresses
-    for of_call in (numbers.now, *again[: same - 1], *other_numbers(numbers.now), numbers.then):
+    for of_call in (numbers.now, *again[: same - 1], *unlike, numbers.then):
         if (refusal := capture(of_call, len(samples))) is not None:
             return refusal
     others = samples[same : same + _CAPTURES]  # not those whose numbers may be equal to others in the body
@@ -199,10 +201,11 @@ def _recorder(
 
 
 def _read(
-    pool: CudaPool, samples: list[_Sample], values: tuple[Number, ...], graph: torch.cuda.CUDAGraph,
-    recorder: NumberRecorder,
+    pool: CudaPool, samples: list[_Sample], values: tuple[Number, ...], are_unlike: bool,
+    graph: torch.cuda.CUDAGraph, recorder: NumberRecorder,
 ) -> Refusal | None:  # fmt: skip
-    if recorder.obstacle is not None or recorder.unseen:
+    """``are_unlike``: no other number of the body, such as a size, is one of these."""
+    if recorder.unseen or (recorder.obstacle is not None and are_unlike):
         return Refusal(recorder.obstacle or "kernels that no operator tells of were launched")
     try:
         with torch.cuda.device(pool.device):
