@@ -53,14 +53,14 @@ def test_a_cache_that_keeps_other_results(cached: Any, how: str) -> None:
     x = torch.randn(3, 4)
     for n in range(24):
         if n % 8 == 7:
-            for one in (eager, ours):
+            for side in (eager, ours):
                 if how == "written in place":
-                    one.mask(4).add_(1)
+                    side.mask(4).add_(1)
                     continue
-                one.scale[0] += 1
-                one.mask.cache_clear()
+                side.scale[0] += 1
+                side.mask.cache_clear()
                 if how == "cleared and filled":
-                    one.mask(4)
+                    side.mask(4)
         assert torch.equal(ours(x), eager(x)), n
     assert recordings(ours).replays >= 4
 
@@ -117,10 +117,10 @@ def test_a_property_in_the_place_of_a_slot_is_not_state() -> None:
         numbers[1].times = 4.0 if n > 6 else 3.0
         assert torch.equal(scaled(x), x * 2.0 + numbers[1].times)
     assert recordings(scaled).replays >= 4
-    found = snapshot(roots(None, None, {"numbers": numbers}))
-    assert "numbers.0.value" in found.sources
-    assert "numbers.1.value" not in found.sources
-    assert "numbers.1.times" in found.sources
+    state = snapshot(roots(None, None, {"numbers": numbers}))
+    assert "numbers.0.value" in state.sources
+    assert "numbers.1.value" not in state.sources
+    assert "numbers.1.times" in state.sources
 
 
 def _function(number: int) -> Any:
@@ -136,9 +136,9 @@ def _seconds(count: int) -> float:
     taken = []
     for _ in range(2):
         begin = time.thread_time()
-        found = snapshot(roots(None, None, {"functions": functions}))
+        state = snapshot(roots(None, None, {"functions": functions}))
         taken.append(time.thread_time() - begin)
-    assert len(found.namespaces) > count
+    assert len(state.namespaces) > count
     return min(taken)
 
 
