@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import define, evolve, field, frozen
 
 from capture.torch_private.capabilities import FUNCTION_MODES
 
@@ -149,7 +149,9 @@ _TAKES = {
     "KW_NAMES": 0, "LOAD_METHOD": 1, "LOAD_ATTR": 1, "POP_TOP": 1, "UNARY_NEGATIVE": 1, "UNARY_NOT": 1,
     "UNARY_INVERT": 1, "BINARY_OP": 2, "BINARY_SUBSCR": 2, "COMPARE_OP": 2, "CONTAINS_OP": 2, "IS_OP": 2,
     "STORE_ATTR": 2, "STORE_SUBSCR": 3, "STORE_GLOBAL": 1, "STORE_DEREF": 1, "TO_BOOL": 1,
-    "FORMAT_SIMPLE": 1, "GET_ITER": 1, "RESUME": 0, "DELETE_FAST": 0, "LOAD_CLOSURE": 0,
+    "FORMAT_SIMPLE": 1, "GET_ITER": 1, "RESUME": 0, "DELETE_FAST": 0, "LOAD_CLOSURE": 0, "POP_ITER": 1,
+    "LOAD_FAST_AND_CLEAR": 0,
+    "END_FOR": 2 if sys.version_info < (3, 13) else 1,
 }  # fmt: skip
 """How many values other instructions take from the stack."""
 _TAKES_MORE = {"CALL": 2, "CALL_KW": 3}
@@ -415,21 +417,47 @@ def _left_by(code: types.CodeType, at: int, value: Value) -> tuple[Value, tuple[
 
 
 def _stack(steps: Sequence[dis.Instruction]) -> list[Value]:
-    """What these instructions leave on the stack, as far as it belongs to the last statement."""
+    """What these instructions leave on the stack, as far as it belongs to the last statement. From Python 3.12 on a
+    comprehension is a loop within a statement."""
     stack: list[Value] = []
+    inlined = _Inlined()
     for step in steps:
-        if step.opname.startswith(_ENDS_OF_STATEMENTS) or step.opcode in _JUMPS:
+        within = inlined.is_within(step)
+        if not within and (step.opname.startswith(_ENDS_OF_STATEMENTS) or step.opcode in _JUMPS):
             stack = []
         elif step.opname in _LOADS:
             stack += [_Name("local", name) for name in _names(step)]
         elif step.opname == "COPY":
             stack.append(stack[-(step.arg or 1)] if (step.arg or 1) <= len(stack) else None)
+        elif step.opname == "SWAP" and (step.arg or 0) <= len(stack):
+            stack[-(step.arg or 0)], stack[-1] = stack[-1], stack[-(step.arg or 0)]
+        elif step.opname == "END_FOR":
+            stack[max(len(stack) + 1 - _TAKES["END_FOR"], 0) :] = []  # it is come to with one value more
         else:
             takes = _taken_by(step)
-            takes = max(-dis.stack_effect(step.opcode, step.arg), 0) if takes is None else takes
+            takes = max(-dis.stack_effect(step.opcode, step.arg, jump=False), 0) if takes is None else takes
             taken = [stack.pop() if stack else None for _ in range(takes)][::-1]
             stack += _given(step, taken)
     return stack
+
+
+@define
+class _Inlined:
+    """Whether instructions, one after the other, are within a comprehension that is a loop of the code itself."""
+
+    variables: int = 0
+    loops: int = 0
+
+    def is_within(self, step: dis.Instruction) -> bool:
+        """Of the next instruction. The names of the loop get back what they had once the outermost loop is over."""
+        was_within = self.variables > 0
+        if step.opname == "LOAD_FAST_AND_CLEAR":
+            self.variables += 1
+        elif was_within and step.opname in ("FOR_ITER", "END_FOR"):
+            self.loops += 1 if step.opname == "FOR_ITER" else -1
+        elif was_within and not self.loops and step.opname == "STORE_FAST":
+            self.variables -= 1
+        return was_within or self.variables > 0
 
 
 def _names(step: dis.Instruction) -> tuple[str, ...]:

@@ -120,7 +120,7 @@ def test_a_replay_with_its_number_is_not_run_again(monkeypatch: pytest.MonkeyPat
         assert bits(f(x, number)) == bits(eager(x, number))
     assert bool(recordings(f).replays) == LIFTS
     with config.patch(strict=False):
-        for name in ("_compare_numbers", "replay"):
+        for name in ("_compare_numbers", "replay_whole"):
             with monkeypatch.context() as patch:
                 fails_once(patch, lifted_call, name, TypeError("ours"), after=True)
                 for number in (1.3, 1.9, 2.3):
