@@ -22,7 +22,16 @@ from capture.runtime.buckets import LeafTrim, Proof, Size, Trim, Values, proof_o
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.replay import replay
-from capture.runtime.verify import NO_MEMORY, OTHERS_DRAW, Comparison, NoMemoryError, Results, put_back_after, run_body
+from capture.runtime.verify import (
+    NO_MEMORY,
+    OTHERS_DRAW,
+    Comparison,
+    NoMemoryError,
+    Results,
+    is_same,
+    put_back_after,
+    run_body,
+)
 from capture.state.body_run import BodyRun
 from capture.state.call import Call
 from capture.tree.node import Node
@@ -116,11 +125,14 @@ class BucketComparison(Comparison):
             return self._refusal("differs", "output", "it has another number of parts")
         for number, ((path, padded), (_, wanted)) in enumerate(zip(ours, theirs, strict=True)):
             is_result = number < len(leaves)
+            if is_result and not isinstance(leaves[number], torch.Tensor):  # it is not cut to size, as tensors are
+                if not is_same(padded, wanted):
+                    return self._refusal("differs", path, f"{_said(padded)} against {_said(wanted)} without padding")
+                self.trims.append(None)
+                continue
             if not isinstance(padded, torch.Tensor) or not isinstance(wanted, torch.Tensor):
                 if type(padded) is not type(wanted) or padded != wanted:
-                    return self._refusal("differs", path, f"{padded} against {wanted} without padding")
-                if is_result:
-                    self.trims.append(None)
+                    return self._refusal("differs", path, f"{_said(padded)} against {_said(wanted)} without padding")
                 continue
             if is_result:
                 trim = _trim_of(padded, wanted, leaves[number], self.strides[number])
@@ -193,6 +205,11 @@ def _trim_of(
     pairs = zip(strides, leaf.stride(), leaf.shape, strict=True)
     alike = all(padded_stride == stride or size <= 1 for padded_stride, stride, size in pairs)
     return LeafTrim(tuple(leaf.shape), leaf.stride(), not alike)
+
+
+def _said(value: torch.Tensor | str | bytes) -> str:
+    """A value that is compared, in a few words."""
+    return value if isinstance(value, str) else _meta(value) if isinstance(value, torch.Tensor) else "an array"
 
 
 def _meta(tensor: torch.Tensor) -> str:

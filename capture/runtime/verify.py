@@ -16,6 +16,7 @@ from capture.autograd.philox_seeds import may_be_seed
 from capture.core import config
 from capture.key import pytree, tensor_meta
 from capture.key.modes import inlined
+from capture.key.numpy_arrays import is_array_type
 from capture.native import native
 from capture.observe import islands
 from capture.runtime import branches
@@ -30,7 +31,7 @@ from capture.tree.node import Node
 from capture.tree.output_structure import EffectSlot
 from capture.tree.tree import Tree
 
-Results = list[tuple[str, torch.Tensor | str]]
+Results = list[tuple[str, torch.Tensor | str | bytes]]
 """Values by path."""
 NO_MEMORY = "memory does not suffice to compare it with eager"
 OTHERS_DRAW = "another thread draws from the same generator meanwhile"
@@ -118,7 +119,7 @@ def _results(result: Any, state: State, *, copied: bool) -> Results:
     for slot, value in state.sources:
         values += [(f"{slot.path}{path.removeprefix('output')}", leaf) for path, leaf in pytree.result_leaves(value)]
     for path, leaf in values:
-        results.append((path, leaf.detach() if isinstance(leaf, torch.Tensor) else repr(leaf)))
+        results.append((path, leaf.detach() if isinstance(leaf, torch.Tensor) else _content(leaf)))
     if copied:
         results = _copies(results)
     for path, tensor, contents in state.tensors:
@@ -128,6 +129,16 @@ def _results(result: Any, state: State, *, copied: bool) -> Results:
     return results
 
 
+def _content(value: Any) -> torch.Tensor | str | bytes:
+    """What is compared of a result that is no tensor. The text of an array leaves out most of a large one."""
+    if not is_array_type(type(value)) or value.dtype.hasobject:
+        return repr(value)
+    try:
+        return torch.from_numpy(value.copy())
+    except TypeError:  # numbers that torch has not
+        return f"{value.dtype.str} {value.shape}".encode() + bytes(value.tobytes())
+
+
 def _copies(results: Results) -> Results:
     return [(path, value.clone() if isinstance(value, torch.Tensor) else value) for path, value in results]
 
@@ -135,11 +146,12 @@ def _copies(results: Results) -> Results:
 def _different(one: Results, other: Results) -> list[int]:
     """Positions of values that differ, and the first that only one of both has."""
     pairs = zip(one, other, strict=False)
-    found = [position for position, ((_, a), (_, b)) in enumerate(pairs) if not _is_same(a, b)]
+    found = [position for position, ((_, a), (_, b)) in enumerate(pairs) if not is_same(a, b)]
     return found if len(one) == len(other) else [*found, min(len(one), len(other))]
 
 
-def _is_same(a: torch.Tensor | str, b: torch.Tensor | str) -> bool:
+def is_same(a: torch.Tensor | str | bytes, b: torch.Tensor | str | bytes) -> bool:
+    """Whether two values of ``Results`` are equal bit for bit."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return type(a) is type(b) and a == b
     if a.device != b.device and (may_be_seed(a) or may_be_seed(b)):

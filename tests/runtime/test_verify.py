@@ -17,6 +17,7 @@ from capture import CaptureWarning, capture, config, recordings, report
 from capture.core.events import parse_logs
 from capture.core.options import Verify
 from capture.runtime import verify as _verify
+from tests.support.device import DEVICE
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,25 @@ def test_a_difference_is_named_and_eager_wins(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(second, x * 3 + 1)
     assert torch.equal(f(x)[1], x * 3 + 1)
     assert recordings(f).eager_calls == 1
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="the host reads a device's memory by a copy, which ends a segment")
+def test_a_difference_within_a_large_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which the text shows the ends alone."""
+
+    @capture(verify="always")
+    def f(x: Tensor) -> Any:
+        x = torch.cat([x, x[:1] * float(os.environ.get("CAPTURE_TEST_SCALE", "2.0")), x])
+        return (x + 1).numpy()
+
+    x = torch.arange(4000.0)
+    for _ in range(4):
+        f(x)
+    assert recordings(f).replays
+    monkeypatch.setenv("CAPTURE_TEST_SCALE", "3.0")
+    x = x + 1
+    with pytest.warns(CaptureWarning, match=r"CG903"):
+        assert f(x)[4000] == 4.0
 
 
 def test_first_verifies_one_replay_and_always_each() -> None:
