@@ -70,8 +70,11 @@ SPECIAL = frozenset(
     "__torch_dispatch__",
     "__set_name__",
     "__del__",
+    "forward",
+    "setup_context",
 }
-"""Names that syntax and builtins look up in classes."""
+"""Names that syntax and C code look up in classes; the last two are of ``autograd.Function``, whose ``apply`` is in C
+from torch 2.14 on."""
 _ACCESSORS = frozenset({"Module.__getattr__", "Module.__setattr__", "Module.__delattr__"})
 """Methods of torch that look into the tables of every module, by names that other code mentions."""
 _STATE_IS_USERS = frozenset({"threading"})

@@ -70,6 +70,26 @@ def step(own: Any, x: torch.Tensor) -> torch.Tensor:
     return loss.detach()
 
 
+def test_forward_is_replaced_behind_a_name() -> None:
+    """``square = Square.apply`` is how a function is written down."""
+
+    def values(wrap: Any) -> list[float]:
+        own, _ = _classes()
+        double = own.apply
+        call = wrap(lambda x: double(x).sin())
+        given = []
+        for number in range(10):
+            if number == 5:
+                _METHODS["forward"](own, None)
+            x = torch.full((3,), float(number), device=DEVICE, requires_grad=True)
+            result = call(x)
+            result.sum().backward()
+            given += [*result.tolist(), *_gradient(x)]
+        return given
+
+    assert values(capture) == values(lambda function: function)
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", sorted(_METHODS))
 @pytest.mark.parametrize("body", [region, step])

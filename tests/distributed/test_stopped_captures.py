@@ -134,8 +134,8 @@ class Summed(torch.autograd.Function):
 @pytest.mark.usefixtures("group")
 def test_a_backward_pass_with_collectives_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the library behind the backward pass's collectives is raised: an eager run would repeat them."""
-    apply: Any = Summed.apply
-    step = capture(lambda x: apply(x).sin())
+    summed: Any = Summed
+    step = capture(lambda x: summed.apply(x).sin())
 
     def run(number: int) -> list[str]:
         Summed.ran.clear()
