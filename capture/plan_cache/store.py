@@ -239,14 +239,18 @@ def _of_process() -> dict[str, str]:
 
 
 def _source(function: Any) -> str:  # Any: a callable
-    """Hash of the source, or of the code where there is none. Lambdas of one line share it, so theirs is of both."""
+    """Hash of the source, or of the code where there is none. Lambdas of one line share it, so theirs is of both. So is
+    that of code without a file, as ``exec`` makes it: from Python 3.13 on it seems to have the source of ``python -c``.
+    """
+    text, is_shared = "", True
     try:
         function = inspect.unwrap(function)
         code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
         text = _text_of(code, code.co_filename) if code is not None else _name(function)
+        is_shared = code is not None and (code.co_name == "<lambda>" or code.co_filename.startswith("<"))
     except Exception:  # noqa: BLE001 - no file, another file by now, no end of wrappers: of many kinds
         text = ""
-    return digest(text if text and getattr(function, "__name__", "") != "<lambda>" else text + _code_text(function))
+    return digest(text + _code_text(function) if is_shared or not text else text)
 
 
 @functools.lru_cache(maxsize=256)
