@@ -150,7 +150,7 @@ _TAKES = {
     "UNARY_INVERT": 1, "BINARY_OP": 2, "BINARY_SUBSCR": 2, "COMPARE_OP": 2, "CONTAINS_OP": 2, "IS_OP": 2,
     "STORE_ATTR": 2, "STORE_SUBSCR": 3, "STORE_GLOBAL": 1, "STORE_DEREF": 1, "TO_BOOL": 1,
     "FORMAT_SIMPLE": 1, "GET_ITER": 1, "RESUME": 0, "DELETE_FAST": 0, "LOAD_CLOSURE": 0, "POP_ITER": 1,
-    "LOAD_FAST_AND_CLEAR": 0,
+    "LOAD_FAST_AND_CLEAR": 0, "NOT_TAKEN": 0,
     "END_FOR": 2 if sys.version_info < (3, 13) else 1,
 }  # fmt: skip
 """How many values other instructions take from the stack."""
@@ -475,10 +475,15 @@ def _taken_by(step: dis.Instruction) -> int | None:
     return _TAKES.get(step.opname)
 
 
+def _takes_item(step: dis.Instruction) -> bool:
+    """Whether it is ``x[key]``: an operation of its own up to Python 3.13."""
+    return step.opname == "BINARY_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr == "[]")
+
+
 def _given(step: dis.Instruction, taken: Sequence[Value]) -> list[Value]:
     """What the instruction puts on the stack for these."""
     name, first = step.opname, taken[0] if taken else None
-    if name == "LOAD_CONST":
+    if name in ("LOAD_CONST", "LOAD_SMALL_INT"):
         return [_Constant(step.argval)]
     if name in _TAKES_MORE:
         return [None]
@@ -488,7 +493,7 @@ def _given(step: dis.Instruction, taken: Sequence[Value]) -> list[Value]:
         value: Value = _Name(_NAMED[name], step.argval)
     elif name in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(first, _Name):
         value = _Name(first.kind, first.name, (*first.steps, ("attribute", step.argval)))
-    elif name == "BINARY_SUBSCR" and isinstance(first, _Name) and isinstance(taken[1], _Constant):
+    elif _takes_item(step) and isinstance(first, _Name) and isinstance(taken[1], _Constant):
         value = _Name(first.kind, first.name, (*first.steps, ("item", taken[1].value)))
     else:
         return given
@@ -622,14 +627,14 @@ def _done(
         stack.append(_dict(values[::2], values[1::2]))
     elif name == "UNPACK_SEQUENCE":
         stack += _members(taken(1)[0], range(count))[::-1]
+    elif _takes_item(step) and len(stack) > 1 and _holds_read(stack[-2]):
+        container, key = taken(2)
+        stack += _members(container, [key.value if isinstance(key, _Constant) else _Read()])
     elif name == "BINARY_OP" and len(stack) > 1 and any(map(_holds_read, stack[-2:])):
         stack.append(_arithmetic(step.argrepr, *taken(2)))
     elif name == "CALL" and count == 1 and (size := _size(stack[-3:])) is not None:
         taken(3)
         stack.append(size)
-    elif name == "BINARY_SUBSCR" and len(stack) > 1 and _holds_read(stack[-2]):
-        container, key = taken(2)
-        stack += _members(container, [key.value if isinstance(key, _Constant) else _Read()])
     else:
         _do_more(step, stack, names, taken)
     return tuple(stack), frozenset(names.items())
