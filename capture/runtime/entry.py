@@ -145,7 +145,8 @@ class Entry:
     ran: CodeRun = field(factory=CodeRun)
     """The Python code that its runs ran."""
     asks_who: frozenset[types.CodeType] = frozenset()
-    """Of the code that the last watched run ran: what asks for numbers of objects."""
+    """Of the code that the last watched run ran, where there are branches all of them: what asks for numbers of
+    objects."""
     places: Places = field(factory=Places)
     """Places that this code can have read, as they were after the last run."""
     read: Read | None = None
@@ -267,7 +268,10 @@ class Entry:
         """Note the code that a watched run ran, and the Python state that it read. Gives what of this state cannot be
         guarded, with its path, and the path of state that the run may have read and that an island changed."""
         self.ran.update(watched.ran)
-        self.asks_who = asking_who(watched.ran)
+        if watched.watch.notes_code:
+            # this run did not go other branches
+            others = self.asks_who if described.facts.reads else frozenset()
+            self.asks_who = asking_who(watched.ran) | others
         call, rebuilt = watched.call, watched.rebuilt()
         found = read_by(self.ran, call, watched.changed, rebuilt, own_tensors(described, call.leaves))
         self.places, self.read = found.places, None if watched.changed or rebuilt else found
