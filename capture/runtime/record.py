@@ -325,17 +325,9 @@ def _node(
     copied = [input_.position for input_ in inputs if input_.how in ("copy", "copy-back")]
     latest = latest_guards.get(captured)
     like = latest() if latest is not None else None
+    asks = entry.asks_who | asking_who(watched.ran)
     guard = locked(  # else some of what it reads may be another thread's stand-ins
-        make_recording_guard,
-        described,
-        watched,
-        call,
-        static,
-        copied,
-        entry.ran,
-        like,
-        entry.read,
-        entry.asks_who | asking_who(watched.ran),
+        make_recording_guard, described, watched, call, static, copied, entry.ran, like, entry.read, asks
     )
     latest_guards[captured], entry.places, entry.read = weakref.ref(guard), guard.places, None
     statics = {input_.path: input_.owners[0][1] for input_ in (*described.implicit, *described.guarded)}
