@@ -293,7 +293,7 @@ class HostTensors:
             return value
         if self._is_constant(value) and (replacement.copied or value.dim() == 0):
             return self._constant(value) if replacement.copied else value
-        outside = self._from_outside(value) if replacement.device_copy and self._keeps_bits(value) else None
+        outside = self._from_outside(value) if replacement.device_copy and self._has_precision(value) else None
         there = outside.view_of(value) if outside is not None else None
         if there is None:
             raise RefusedError(
@@ -302,7 +302,7 @@ class HostTensors:
             )
         return there
 
-    def _keeps_bits(self, value: torch.Tensor) -> bool:
+    def _has_precision(self, value: torch.Tensor) -> bool:
         """Whether a CPU scalar enters a kernel in the precision it computes in, a device scalar in the operands'
         type."""
         return not (value.dim() == 0 and self._halves and value.dtype not in self._halves)
