@@ -23,7 +23,7 @@ from capture.key.code_names import MISSING
 from capture.native import native
 from capture.observe.host_draws import UNKNOWN, position_of
 from capture.state.cached_results import cached_in, keeps_these, misses_of
-from capture.state.source import Source
+from capture.state.source import Source, default_of
 
 
 def _method(walk: ReadWalk, value: types.MethodType, path: str) -> None:
@@ -183,6 +183,9 @@ def _cache(walk: ReadWalk, value: Any, path: str) -> None:
 
 
 def _context(walk: ReadWalk, value: contextvars.ContextVar[Any], path: str) -> None:
+    default = default_of(value)
+    if default is not MISSING:  # it stays that object, which may be changed in place
+        walk.enter_value(default, f"{path}.get()")
     held = value.get(MISSING)
     source = Source("context", value, None, path)
     if held is MISSING:

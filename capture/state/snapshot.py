@@ -28,7 +28,7 @@ from capture.key.tensor_kind import is_leaf, refuses
 from capture.native import native
 from capture.state.cached_results import cached_in, misses_of
 from capture.state.namespaces import Namespace, holds_state, is_of_users, scope_of, users_classes
-from capture.state.source import Found, Source, SourceKind, Tables, members_of_module
+from capture.state.source import Found, Source, SourceKind, Tables, default_of, members_of_module
 from capture.torch_private.capabilities import generator_id
 from capture.torch_private.subclasses import is_wrapper
 
@@ -283,9 +283,9 @@ def _by_name(state: Snapshot, source: Source, value: Any) -> list[Found]:
     if issubclass(kind, threading.local):
         return _namespace(state, "item", value.__dict__, value.__dict__, f"{source.path}.", source)
     if kind is contextvars.ContextVar:
-        return [
-            (context, context.get()) for context in [Source("context", value, None, f"{source.path}.get()", source)]
-        ]
+        context = Source("context", value, None, f"{source.path}.get()", source)
+        default = default_of(value)
+        return [(context, context.get()), *(_root(source, default) if default is not MISSING else ())]
     members: list[Found] = []
     for users_class in users_classes(value if issubclass(kind, type) else kind):
         prefix = f"{source.path}." if users_class is value else f"{users_class.__qualname__}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import types
 import weakref
@@ -113,6 +114,15 @@ class Source:
         while source is not None:
             yield source
             source = source.parent
+
+
+def default_of(variable: contextvars.ContextVar[Any]) -> Any:
+    """What a context variable gives where none was set, or ``MISSING``. Only an empty context tells: ``get`` of a
+    variable that was set does not, and ``get(MISSING)`` takes that in its place."""
+    try:
+        return contextvars.Context().run(variable.get)
+    except LookupError:
+        return MISSING
 
 
 def lasting(holder: Any) -> Callable[[], Any]:

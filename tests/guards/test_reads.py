@@ -120,6 +120,8 @@ class Proxy:
 
 
 VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("VARIABLE", default=2.0)
+_DEFAULTS = {"scale": 2.0}
+BY_DEFAULT: contextvars.ContextVar[dict[str, float]] = contextvars.ContextVar("BY_DEFAULT", default=_DEFAULTS)
 LOCAL = threading.local()
 LOCAL.scale = 2.0
 SCALE = 2.0
@@ -305,6 +307,11 @@ CASES: dict[str, Callable[[], Case]] = {
         lambda _: made().scale, lambda _: setattr(made(), "scale", 5.0), lambda: made.cache_clear()
     ),
     "context variable": case(lambda _: VARIABLE.get(), lambda _: VARIABLE.set(5.0), lambda: VARIABLE.set(2.0)),
+    "default of a context variable": case(
+        lambda _: BY_DEFAULT.get()["scale"],
+        lambda _: BY_DEFAULT.get().update(scale=5.0),
+        lambda: BY_DEFAULT.get().update(scale=2.0),
+    ),
     "thread-local": case(
         lambda _: LOCAL.scale, lambda _: setattr(LOCAL, "scale", 5.0), lambda: setattr(LOCAL, "scale", 2.0)
     ),

@@ -213,6 +213,10 @@ KINDS: dict[str, Kind] = {
     ),
     "context variable": Kind("V.set(5); return self.lin(x)", setup="V = contextvars.ContextVar('V', default=0)",
                              between="if i == 6: V.set(1)", replays=3),
+    "default of a context variable": Kind(
+        "V.get()['y'] = self.lin(x); return x + V.get()['k']", replays=4,
+        setup="V = contextvars.ContextVar('V', default={'k': 0.0})", between="V.get()['k'] = 0.0 if i < 6 else 3.0",
+    ),
     "computed names": Kind("for n in 'ab': setattr(self, n + '_v', 3)\n        return self.lin(x)",
                            between="m.a_v = 1", replays=5),
     "time": Kind("self.t = CLOCK(); return self.lin(x)", setup="import itertools\nCLOCK = itertools.count().__next__",
