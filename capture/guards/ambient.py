@@ -62,7 +62,7 @@ def _locale() -> object:
 
 _TABLE = (
     _Settings("decimal.getcontext()", "decimal", _of_decimal, has_objects=True),
-    _Settings("numpy.geterr()", "numpy", _of_numpy),
+    _Settings("numpy.geterr()", "numpy", _of_numpy, has_objects=True),
     _Settings("numpy.random.get_state()", "numpy", _state_of_numpy, {"get_state"}),
     _Settings("random.getstate()", "random", lambda: sys.modules["random"].getstate(), {"getstate"}),
     _Settings("locale.setlocale(locale.LC_ALL)", "locale", _locale),

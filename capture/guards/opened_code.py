@@ -10,7 +10,17 @@ from typing import Any
 
 from capture.guards.guard import Guard, itself
 from capture.guards.names_used import OF_ALL_CLASSES, place_of
-from capture.guards.read_walk import CLOSED, HANDLE, HEAP, IMMUTABLE, ReadWalk, always, and_wrapped, opens_of_library
+from capture.guards.read_walk import (
+    CLOSED,
+    HANDLE,
+    HEAP,
+    IMMUTABLE,
+    ReadWalk,
+    always,
+    and_wrapped,
+    dict_of,
+    opens_of_library,
+)
 from capture.key.code_names import MISSING
 from capture.key.packages import is_library, package_of
 from capture.key.pytree import PLAIN_TYPES
@@ -18,6 +28,7 @@ from capture.state.source import Source
 from capture.torch_private.dynamo import COMPILERS
 
 _OF_ALL_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__cached__"})
+_NAMES = frozenset({types.ModuleType, dict})
 _COMPILED = "_torchdynamo_orig_callable"
 """In the ``__dict__`` of a function that ``torch.compile`` made; without it, its globals and cells are not guarded."""
 _DISABLED = "_torchdynamo_disable"
@@ -136,7 +147,10 @@ def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
     if is_library(package):
         names = {name for name in wanted if name in namespace} | (walk.names.asked - namespace.keys())
         walk.guard_members(
-            namespace, sorted(names), prefix, lambda name, value: name in users and opens_of_library(name, value)
+            namespace,
+            sorted(names),
+            prefix,
+            lambda name, value: name in users and (opens_of_library(name, value) or _is_asked(value, users)),
         )
         for name in names & users:
             if type(namespace.get(name)) is types.BuiltinFunctionType:
@@ -153,12 +167,20 @@ def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
     walk.guard_members(namespace, sorted(wanted - _OF_ALL_MODULES), prefix, always)
 
 
+def _is_asked(value: Any, users: frozenset[str]) -> bool:
+    """Whether users' code may ask an object of a library for a plain value, as a package's settings are."""
+    own = dict_of(value)
+    return own is not None and any(type(own.get(name)) in PLAIN_TYPES for name in users & own.keys())
+
+
 def _given_by_class(walk: ReadWalk, module: types.ModuleType, wanted: Iterable[str], prefix: str) -> None:
-    """Values of names that a module does not have itself, while its class or a module behind it does, as for torch's
-    modules of switches. None for a module that makes a value when it is asked, such as ``torch.ops``."""
-    behind = [vars(value) for value in vars(module).values() if type(value) is types.ModuleType]
-    class_names = set().union(*map(vars, type(module).__mro__[:-2]), *behind)
-    for name in sorted(class_names.intersection(wanted)):
+    """Values of names that a module does not have itself, while its class, a module behind it or a table in it does, as
+    for torch's modules of switches and configs. None for a module that makes a value when it is asked, such as
+    ``torch.ops``."""
+    held = vars(module).values()
+    behind = [vars(value) if type(value) is types.ModuleType else value for value in held if type(value) in _NAMES]
+    names = set().union(*map(vars, type(module).__mro__[:-2]), *behind)
+    for name in sorted(names.intersection(wanted)):
         value = MISSING if name[:2] == "__" else getattr(module, name, MISSING)
         if type(value) in PLAIN_TYPES:
             read = functools.partial(getattr, module, name, MISSING)

@@ -127,7 +127,10 @@ def _content_of(value: Any) -> bytes | None:
 
 
 def _memory_of_c(walk: ReadWalk, value: Any, path: str) -> None:
-    """A number, structure or array of ``ctypes``, or a map of a file: memory that Python code reads."""
+    """A number, structure or array of ``ctypes``, or a map of a file: memory that Python code reads. Objects that a
+    pointer keeps, as it leads to their memory, are gone into."""
+    if (kept := numpy_arrays.kept_by_c(value)) is not None:
+        walk.enter_value(kept, path)
     try:
         view = memoryview(value)
     except (TypeError, ValueError, BufferError):  # a function of a library; a map that was closed

@@ -26,6 +26,7 @@ from capture.guards.names_used import SPECIAL, Names
 from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced
 from capture.key.code_names import MISSING, SMALL
 from capture.key.input_places import InputPlace, may_be_input
+from capture.key.numpy_arrays import windows_in
 from capture.key.packages import is_library, package_of, users_modules
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.snapshot import Members
@@ -156,19 +157,20 @@ class ReadWalk:
         packages. Modules of other packages are not gone into: what a large one imports leads to all others, and code
         imports it late to save time."""
         imported = self.names.imported
-        if not self.names.of_packages(()).isdisjoint(_BY_NAME_OF_MODULE):
-            imported = imported | users_modules()
+        mentioned = self.names.of_packages(())
+        if not mentioned.isdisjoint(_BY_NAME_OF_MODULE):
+            imported = imported | users_modules() | mentioned.intersection(sys.modules)
         if not imported:
             return
         self.guard_members(sys.modules, sorted(imported), "sys.modules.", never)
-        users, met = self.names.of_packages(()), set[int]()
+        met = set[int]()
         queue = deque(sys.modules.get(name) for name in sorted(imported))
         while queue:
             module = queue.popleft()
             if not isinstance(module, types.ModuleType) or id(module) in met or package_of(module.__name__) in CLOSED:
                 continue
             met.add(id(module))
-            members = sorted(users.intersection(vars(module)))
+            members = sorted(mentioned.intersection(vars(module)))
             self.guard_members(vars(module), members, f"{module.__name__}.", opens_no_module)
             held = [value for value in map(vars(module).get, members) if isinstance(value, types.ModuleType)]
             queue += [value for value in held if package_of(value.__name__) == package_of(module.__name__)]
@@ -409,6 +411,8 @@ class ReadWalk:
             if namespace is not None and of_class.is_module:  # such as the one that ``torch.compile`` returns
                 self._module(namespace, path)
                 self._compiled_module(namespace)
+            for window in windows_in(namespace):
+                self.enter(window, path)
             return
         if of_class.is_users:
             self._objects.append(

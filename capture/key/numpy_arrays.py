@@ -7,7 +7,7 @@ in every call.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 MOST_BYTES = 1 << 16
@@ -38,6 +38,24 @@ def is_memory_of_c(kind: type) -> bool:
     """Whether the class is made with ``ctypes``, or ``mmap``: its objects are memory that Python code reads and
     writes."""
     return type(kind).__module__ == "_ctypes" or kind.__module__ == "mmap"
+
+
+def kept_by_c(value: Any) -> dict[Any, Any] | None:
+    """Objects that one made with ``ctypes`` keeps, as pointers in it lead to their memory."""
+    kept = getattr(value, "_objects", None)
+    return kept if type(kept) is dict else None
+
+
+def windows_in(namespace: Mapping[str, Any] | None) -> list[Any]:
+    """Memory that an object has among its attributes, or an attribute of its package's has: that of
+    ``multiprocessing.shared_memory``, for one."""
+    found = list[Any]()
+    for value in () if namespace is None else namespace.values():
+        if type(value) is memoryview or is_memory_of_c(type(value)):
+            found.append(value)
+        elif type(value).__module__ == "multiprocessing.shared_memory":
+            found += windows_in(vars(value))
+    return found
 
 
 def memory_of_c(value: Any) -> int | None:

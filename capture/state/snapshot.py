@@ -364,7 +364,7 @@ def content_of(value: Any) -> Any:
         return bytes(value)
     if kind is functools._lru_cache_wrapper:
         return misses_of(value)
-    if numpy_arrays.is_memory_of_c(kind):
+    if kind is memoryview or numpy_arrays.is_memory_of_c(kind):
         return numpy_arrays.memory_of_c(value)
     if numpy_arrays.is_array_type(kind) and not value.dtype.hasobject:
         return numpy_arrays.content(value) or (value.shape, hash(value.tobytes()))
@@ -387,14 +387,18 @@ def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
         return [member for member, _ in _root(source, value())]
     if (content := content_of(value)) is not None:
         state.states.append((source, value, content))
+    if numpy_arrays.is_memory_of_c(type(value)) and (kept := numpy_arrays.kept_by_c(value)) is not None:
+        return [member for member, _ in _root(source, kept)]
     if closed_package(type(value).__module__) and not isinstance(value, _OPENED) and not has_state(type(value)):
-        if type(getattr(value, "__dict__", None)) is dict:
+        own = getattr(value, "__dict__", None)
+        if type(own) is dict:
             state.closed.append(value)
+            return [member for window in numpy_arrays.windows_in(own) for member, _ in _root(source, window)]
         return []
     sources = _attribute_sources(state, source, value)
     if type(value) is functools._lru_cache_wrapper:
-        kept = enumerate(cached_in(value))
-        sources += [Source("root", one, None, f"{source.path}()[{n}]", source) for n, one in kept]
+        cached = enumerate(cached_in(value))
+        sources += [Source("root", one, None, f"{source.path}()[{n}]", source) for n, one in cached]
     return sources
 
 

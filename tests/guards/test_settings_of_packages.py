@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import faulthandler
 import gc
+import importlib
 import locale
 import random
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.compiler.config
 
 from capture import capture, recordings
 from tests.support.device import DEVICE
@@ -39,7 +41,24 @@ def _trapped() -> float:
         return 2.0
 
 
+_ARRAY = np.array([1.23456789])
+
+
 SETTINGS: dict[str, Setting] = {
+    "printoptions, of an array that is there": (
+        lambda: float(len(str(_ARRAY))), lambda digits: np.set_printoptions(precision=digits), 8, 2,
+    ),
+    "object of a library": (
+        lambda: float(torch._tensor_str.PRINT_OPTS.precision),
+        lambda digits: torch.set_printoptions(precision=digits), 4, 2,
+    ),
+    "module whose class keeps its values in a table": (
+        lambda: float(len(torch.compiler.config.dynamic_sources)),
+        lambda names: setattr(torch.compiler.config, "dynamic_sources", names), "", "several",
+    ),
+    "recursion limit, of an imported module": (
+        lambda: float(importlib.import_module("sys").getrecursionlimit()), sys.setrecursionlimit, 3000, 3001,
+    ),
     "decimal": (_third, lambda prec: setattr(decimal.getcontext(), "prec", prec), 28, 4),
     "np.errstate": (_trapped, lambda mode: np.seterr(divide=mode), "warn", "raise"),
     "np.geterr": (
