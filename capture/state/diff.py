@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from capture.key import pytree
-from capture.key.code_names import MISSING
+from capture.key.code_names import MISSING, same_value
 from capture.key.objects import closed_package
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.tensor_kind import is_leaf
@@ -174,8 +174,10 @@ def _new_attributes(before: Snapshot, source: Source, holder: Any) -> list[Chang
 def _equal_plain(old: Any, new: Any) -> bool:
     if type(old) is not type(new):
         return False
+    if type(old) in (float, complex):
+        return same_value(old, new)  # 0.0 and -0.0 are other values
     if type(old) in PLAIN_TYPES or isinstance(old, types.MethodType):
-        return bool(old == new) or (old != old and new != new)
+        return bool(old == new)
     if isinstance(old, tuple) or type(old) in (list, dict, OrderedDict, defaultdict):
         pairs = list(zip(pytree.leaves(old), pytree.leaves(new), strict=False))
         same_size = sum(1 for _ in pytree.leaves(old)) == sum(1 for _ in pytree.leaves(new))
