@@ -20,14 +20,17 @@ ADDING = frozenset({"append", "extend"})
 """Methods of lists and deques that add members at the end and return None."""
 _GIVING_ITEMS = frozenset({"get", "setdefault"})
 """Methods of dicts that give the item of a key, and something else where there is none."""
+_FILLING = "update"
+"""The method of dicts that puts values in by keys."""
 _UPDATING = ("+", "+=", "-", "-=")
 _NAMED = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _STORED = ("STORE_GLOBAL", "STORE_NAME", "STORE_DEREF")
 _WITHOUT_EFFECT = frozenset({"RESUME", "NOP", "PRECALL", "CACHE", "EXTENDED_ARG", "COPY_FREE_VARS", "MAKE_CELL",
-                             "NOT_TAKEN", "KW_NAMES"})  # fmt: skip
+                             "NOT_TAKEN"})  # fmt: skip
 _BY_TEXT = frozenset({"getattr", "hasattr", "delattr", "attrgetter", "methodcaller"})
 """Code that mentions one of these may read what it has as texts."""
 ASKING = frozenset({"getattr", "hasattr", "delattr", "setattr"})
+_SETTING = frozenset({"setattr", "__setattr__", "__setitem__", "setdefault"})
 _WHOLE = frozenset({"vars", "__dict__", "attrgetter", "dir", "__getattribute__", "asdict", "astuple", "fields"})
 _BY_NAME = ("__getattr__", "__getattribute__", "__setattr__", "__delattr__")
 
@@ -62,7 +65,8 @@ def _asks_for_constants(code: types.CodeType) -> bool:
 @define(eq=False)
 class _Value:
     """Something on the stack: a ``local``, ``constant``, ``name``, ``attribute`` or ``item`` of its ``base``, a
-    ``method`` of it that gives items, a ``sum`` with it, or anything else. ``uses``: what was done with it."""
+    ``method`` of it that gives items or puts some in, a ``sum`` with it, the ``base`` itself once it was ``filled``, a
+    new ``dict`` of values by constant keys (its name), or anything else. ``uses``: what was done with it."""
 
     kind: str
     name: Any = None
@@ -105,6 +109,9 @@ class NameUses:
     """Names in which values are put by constant keys."""
     asked: frozenset[Any]
     """Names that are asked for items by a method, which an object that is no dict may answer from all that it has."""
+    stores: frozenset[tuple[Any, int]]
+    """Names of attributes and constant keys of items that are given values, with the instruction that does it; -1 where
+    a call does it by a text."""
 
     def is_only_updated(self, name: str) -> bool:
         """Whether the name, or an item of it, is counted up, added to or filled, and nothing else depends on it here.
@@ -130,10 +137,12 @@ def _ends(item: tuple[Any, Any]) -> tuple[str, tuple[Any, ...]]:
 @functools.lru_cache(maxsize=16384)
 def name_uses(code: types.CodeType) -> NameUses:
     """Of one code object; what is in it are code objects of their own."""
-    walk = _Walk()
+    walk = _Walk(code.co_consts)
     for instruction in dis.get_instructions(code):
         walk.step(instruction)
     walk.escape()
+    if not _SETTING.isdisjoint(code.co_names):
+        walk.note_texts(code.co_consts)
     texts = _texts(code.co_consts) if not _BY_TEXT.isdisjoint(code.co_names) else ()
     return walk.name_uses(texts)
 
@@ -166,6 +175,7 @@ def _texts(constants: Iterable[Any]) -> Iterator[str]:
 class _Walk:
     """The instructions of one code object, one after the other."""
 
+    _constants: tuple[Any, ...]
     stack: list[_Value] = field(factory=list)
     loaded: list[_Value] = field(factory=list)
     versions: dict[str, int] = field(factory=dict)
@@ -173,9 +183,18 @@ class _Walk:
     set: builtins.set[str] = field(factory=builtins.set)
     filled: builtins.set[str] = field(factory=builtins.set)
     asked: builtins.set[Any] = field(factory=builtins.set)
+    _keywords: tuple[str, ...] = ()
+    """Of the call to come, up to Python 3.12."""
+    _stores: builtins.set[tuple[Any, int]] = field(factory=builtins.set)
+    _at: int = 0
+
+    def note_texts(self, constants: Iterable[Any]) -> None:
+        """The code may set what has one of these names."""
+        self._stores |= {(one, -1) for one in constants if type(one) is str}
 
     def step(self, instruction: dis.Instruction) -> None:
         """Follow one instruction."""
+        self._at = instruction.offset
         name = instruction.opname
         if name in _WITHOUT_EFFECT:
             return
@@ -200,8 +219,11 @@ class _Walk:
             self._move(name, instruction.arg or 0)
         elif name.startswith("STORE"):
             self._store(instruction)
+        elif name == "KW_NAMES":
+            self._keywords = self._constants[instruction.arg or 0]
         else:
             self._apply(name, instruction.arg or 0)
+            self._keywords = ()
 
     def escape(self) -> None:
         """Everything on the stack may be used from here on: it counts as read."""
@@ -226,6 +248,7 @@ class _Walk:
             set=frozenset(self.set),
             filled=frozenset(self.filled),
             asked=frozenset(self.asked),
+            stores=frozenset(self._stores),
         )
 
     def _pop(self) -> _Value:
@@ -238,7 +261,7 @@ class _Walk:
     def _read(self, value: _Value) -> None:
         """Count a value as read."""
         value.uses.append("read")
-        if value.kind in ("sum", "method"):
+        if value.kind in ("sum", "method", "filled"):
             self._use(value.base, "read")
 
     def _load(self, value: _Value) -> None:
@@ -253,7 +276,8 @@ class _Walk:
 
     def _apply(self, name: str, count: int) -> None:
         """An instruction that takes some values from the top of the stack and puts one there."""
-        taken = {"BUILD_MAP": 2 * count, "CALL": count + 2, "CALL_KW": count + 3, "BINARY_SLICE": 3}.get(name)
+        taken = {"BUILD_MAP": 2 * count, "CALL": count + 2, "CALL_KW": count + 3, "BINARY_SLICE": 3,
+                 "BUILD_CONST_KEY_MAP": count + 1}.get(name)  # fmt: skip
         if name in ("BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_STRING"):
             taken = count
         elif name in ("COMPARE_OP", "IS_OP", "CONTAINS_OP"):
@@ -263,21 +287,58 @@ class _Walk:
         if taken is None and name != "PUSH_NULL":
             self.escape()
             return
-        if name == "CALL" and self._item_by_method(count):
+        if name in ("CALL", "CALL_KW") and (self._fills_by_method(name, count) or self._item_by_method(name, count)):
             return
+        made = self._made_dict(name, count)
         if name == "POP_TOP" and self.stack and self.stack[-1].kind == "item" and self.stack[-1].uses == ["given"]:
             self.stack.pop()  # ``d.setdefault(key, value)``
             return
         for _ in range(taken or 0):
             self._read(self._pop())
         if name != "POP_TOP":
-            self.stack.append(_Value("other"))
+            self.stack.append(made or _Value("other"))
 
-    def _item_by_method(self, count: int) -> bool:
+    def _made_dict(self, name: str, count: int) -> _Value | None:
+        """A new dict whose keys are constant texts, of which the values on the stack are taken."""
+        if name == "BUILD_CONST_KEY_MAP" and self.stack and self.stack[-1].kind == "constant":
+            keys = tuple(self.stack[-1].name)
+        elif name == "BUILD_MAP" and count and len(self.stack) >= 2 * count:
+            of_keys = self.stack[-2 * count :: 2]
+            keys = tuple([key.name if key.kind == "constant" else None for key in of_keys])
+        else:
+            return None
+        return _Value("dict", keys) if all(type(key) is str for key in keys) else None
+
+    def _fills_by_method(self, name: str, count: int) -> bool:
+        """``d.update(key=value)`` or ``d.update({"key": value})``, which put values in a dict by constant keys as
+        ``d["key"] = value`` does."""
+        keywords = self._keywords
+        if name == "CALL_KW":
+            keywords = tuple(self.stack[-1].name) if self.stack and self.stack[-1].kind == "constant" else ()
+        called = self.stack[-count - 2 - (name == "CALL_KW") :]
+        if len(called) < count + 2 or called[0].kind != "method" or called[0].name != _FILLING or not count:
+            return False
+        made = called[2] if count == len(keywords) + 1 and called[2].kind == "dict" else None
+        if called[0].base is None or (made is None and count != len(keywords)):
+            return False
+        for value in called[2:]:
+            self._read(value)
+        del self.stack[-len(called) :]
+        self._fill(called[0].base, [*(made.name if made is not None else ()), *keywords])
+        self.stack.append(_Value("other"))
+        return True
+
+    def _fill(self, container: _Value, keys: Iterable[str]) -> None:
+        self.asked.add(container.full_name())  # another object than a dict may do anything with it
+        for key in keys:
+            self._put_item(container, _Value("constant", key), _Value("other"))
+
+    def _item_by_method(self, name: str, count: int) -> bool:
         """``d.get(key)``, ``d.get(key, other)`` or ``d.setdefault(key, other)``: where there is such a key, that item.
         That there is one is guarded."""
         called = self.stack[-count - 2 :] if 1 <= count <= 2 and len(self.stack) >= count + 2 else []
-        if not called or called[0].kind != "method" or called[2].kind != "constant":
+        is_asked = bool(called) and called[0].kind == "method" and called[0].name in _GIVING_ITEMS
+        if name != "CALL" or not is_asked or called[2].kind != "constant":
             return False
         method, key = called[0], called[2]
         for value in called[3:]:
@@ -299,7 +360,8 @@ class _Walk:
             self._use(base, "grown")
             self.stack += [_Value("other")] * (2 if is_method else 1)
             return
-        if is_method and instruction.argval in _GIVING_ITEMS and base.kind in ("name", "attribute", "item"):
+        is_of_dicts = instruction.argval in _GIVING_ITEMS or instruction.argval == _FILLING
+        if is_method and is_of_dicts and base.kind in ("name", "attribute", "item"):
             self._load(_Value("method", instruction.argval, base))
         else:
             self._read(base)
@@ -320,6 +382,10 @@ class _Walk:
     def _sum(self, operator: str) -> None:
         right, left = self._pop(), self._pop()
         self._read(right)
+        if operator == "|=" and right.kind == "dict" and left.kind in ("name", "attribute", "item"):
+            self._fill(left, right.name)
+            self.stack.append(_Value("filled", None, left))
+            return
         if operator in _UPDATING:
             self.stack.append(_Value("sum", operator, left))
             return
@@ -346,6 +412,9 @@ class _Walk:
 
     def _put(self, place: _Value, value: _Value) -> None:
         self.set.add(place.name)
+        self._stores.add((place.name, self._at))
+        if value.kind == "filled" and value.base is not None and value.base.is_like(place):
+            return
         before = value.base if value.kind == "sum" else None
         if before is None or not before.is_like(place):
             self._read(value)
@@ -356,13 +425,24 @@ class _Walk:
 
     def _put_item(self, container: _Value, key: _Value, value: _Value) -> None:
         is_constant = key.kind == "constant"
+        if (
+            value.kind == "filled"
+            and value.base is not None
+            and value.base.is_like(_Value("item", key.name, container))
+        ):
+            return
         self._use(container, "item" if is_constant else "read")
         before = value.base if value.kind == "sum" else None
         same = before is not None and before.kind == "item" and is_constant and type(before.name) is type(key.name)
         if before is not None and same and before.name == key.name and container.is_like(before.base):
             before.uses.append("counted")
             return
-        if is_constant and container.kind in ("name", "attribute"):
-            self.filled.add(container.name)
+        holder = container
+        if is_constant:
+            self._stores.add((key.name, self._at))
+        while holder.kind == "item" and holder.base is not None:
+            holder = holder.base
+        if is_constant and holder.kind in ("name", "attribute"):
+            self.filled.add(holder.name)
         self._read(value)
         self._read(key)

@@ -8,12 +8,14 @@ there then. If it is not found, or not in one place alone, the read is compared 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from capture.key.packages import package_of
+from capture.key.name_uses import name_uses
+from capture.key.packages import is_library, package_of
 from capture.observe.described import KeptEffect, KeptLeaf
 from capture.observe.operator_schema import read_text
 from capture.observe.returned_value import Kept, as_returned, computed
@@ -74,15 +76,19 @@ class KeptReads:
         """The effects, with the leaves that hold such a number marked by that of the read. Reads whose number is not
         found are compared."""
         trace = self.watched.watch.trace
-        reads: dict[int, _Found] = {}
+        claims, claimed = dict[int, list[list[KeptLeaf] | None]](), Counter[int]()
         for number, (value, places) in trace.kept.items():
             wanted = as_returned(trace.reads[number], value)
-            leaves_of_places = [self._leaves(place, effects, computed(place.formula, wanted)) for place in places]
-            leaves = [id(leaf) for several in leaves_of_places for leaf in several or ()]
-            if None in leaves_of_places or len(set(leaves)) < len(leaves) or not reads.keys().isdisjoint(leaves):
-                trace.reads[number] = read_text(value)
+            claims[number] = [self._leaves(place, effects, computed(place.formula, wanted)) for place in places]
+            claimed.update(id(leaf) for several in claims[number] for leaf in several or ())
+        reads: dict[int, _Found] = {}
+        for number, (value, places) in trace.kept.items():
+            leaves = [leaf for several in claims[number] for leaf in several or ()]
+            if None in claims[number] or any(claimed[id(leaf)] > 1 for leaf in leaves):
+                trace.reads[number] = read_text(value)  # whose it is, where two may be there, is not known
                 continue
-            for place, several in zip(places, leaves_of_places, strict=True):
+            wanted = as_returned(trace.reads[number], value)
+            for place, several in zip(places, claims[number], strict=True):
                 kept_read = _Found((number, place.formula) if place.formula else number, wanted, place)
                 reads |= dict.fromkeys(map(id, several or ()), kept_read)
         return [self._marked(effect, reads) for effect in effects]
@@ -135,11 +141,32 @@ class KeptReads:
             members = change.members
             return members is not None and members.is_free and members.container is place.holder
         source = change.source
-        if change.container or not self._is_place(place, source) or self._uses.is_computed:
+        if change.container or not self._is_place(place, source) or self._uses.is_computed or self._is_set_anew(place):
             return False
         if place.adds:
             return is_only_counted(self.watched.before, source, self._uses)
         return not self._is_read(place)
+
+    def _is_set_anew(self, place: Kept) -> bool:
+        """Whether other code of the run puts something there, or elsewhere under this name: it may be another value
+        that is left, which was equal in this run."""
+        trace = self.watched.watch.trace
+        all_places = [
+            *[places for _, places in trace.kept.values()],
+            *[array.keepers for array in trace.arrays.values()],
+        ]
+        known = {one.by for places in all_places for one in places}
+        packages = {package_of(one.__module__) for one in type(place.holder).__mro__}
+        for code, scopes in self.watched.ran.codes.items():
+            stores = [
+                at for name, at in name_uses(code).stores if name == place.name and type(name) is type(place.name)
+            ]
+            if all((code, at) in known for at in stores):
+                continue
+            owners = {package_of(scope.get("__name__")) for scope in scopes}
+            if not all(map(is_library, owners)) or not packages.isdisjoint(owners):
+                return True
+        return False
 
     @staticmethod
     def _is_place(place: Kept, source: Source) -> bool:

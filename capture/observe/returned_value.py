@@ -114,6 +114,8 @@ class _Stored:
     value: _Read | _Computed = field(factory=_Read)
     adds: bool = False
     """It was added to what was there."""
+    at: int = -1
+    """The instruction."""
 
 
 @frozen(eq=False)
@@ -127,6 +129,8 @@ class Kept:
     count: int
     formula: str = ""
     adds: bool = False
+    by: tuple[types.CodeType, int] | None = None
+    """The instruction that puts it there."""
 
 
 class _Refused(Exception):
@@ -277,11 +281,10 @@ def _is_call_of(frame: types.FrameType, method: str) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _steps(code: types.CodeType) -> tuple[dis.Instruction, ...]:
-    return tuple(
-        instruction
-        for instruction in dis.get_instructions(code)
-        if instruction.opname not in ("CACHE", "PRECALL", "NOP")
-    )
+    steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "PRECALL", "NOP")]
+    return tuple([  # Python 3.11 does not look up the names of arguments
+        one._replace(argval=code.co_consts[one.arg or 0]) if one.opname == "KW_NAMES" else one for one in steps
+    ])  # fmt: skip
 
 
 def _step_at(code: types.CodeType, offset: int) -> int:
@@ -383,7 +386,8 @@ def _kept(frame: types.FrameType, stored: _Stored) -> Kept | None:
         is_known = own is torch.nn.Module.__setattr__ or type(own) is types.WrapperDescriptorType
         plain = is_known and not hasattr(type(inspect.getattr_static(kind, stored.name, None)), "__set__")
         plain = plain and holder is not None and not isinstance(holder, (type, types.ModuleType, torch.Tensor))
-    return Kept(stored.kind, holder, stored.name, stored.count, formula, stored.adds) if plain else None
+    by = frame.f_code, stored.at
+    return Kept(stored.kind, holder, stored.name, stored.count, formula, stored.adds, by) if plain else None
 
 
 def _code_of(value: Any) -> types.CodeType | None:
@@ -528,11 +532,19 @@ class _Ways:
                 ends += [(None, stored)] if step.opname == "RETURN_CONST" else []
             elif step.opcode in _JUMPS:
                 begun += [(at, after, names, stored) for at, after in self._jumps(number, stack)]
-            elif (put := _put_elsewhere(step, stack)) is not None:
-                begun.append((number + 1, put[0], names, (*stored, put[1])))
+            elif (put := _put_elsewhere(step, stack, self._keywords(number))) is not None:
+                put_there = [evolve(one, at=step.offset) for one in put[1]]
+                begun.append((number + 1, put[0], names, (*stored, *put_there)))
+            elif _may_set(step, stack, stored):
+                raise _Refused  # another value is put where the read may be
             else:
                 begun.append((number + 1, *_done(step, list(stack), dict(names)), stored))
         return ends
+
+    def _keywords(self, number: int) -> tuple[str, ...]:
+        """The names of arguments of a call, up to Python 3.12."""
+        before = self._steps[number - 1] if number and self._steps[number].opname == "CALL" else None
+        return before.argval if before is not None and before.opname == "KW_NAMES" else ()
 
     def _jumps(self, number: int, stack: tuple[Value, ...]) -> Iterator[tuple[int, tuple[Value, ...]]]:
         step = self._steps[number]
@@ -545,30 +557,68 @@ class _Ways:
             yield (bisect_left(self._steps, step.argval, key=_offset) if jumps else number + 1), after
 
 
-def _put_elsewhere(step: dis.Instruction, stack: Sequence[Value]) -> tuple[tuple[Value, ...], _Stored] | None:
-    """The stack after an instruction that keeps the read where others see it, and where."""
+def _put_elsewhere(
+    step: dis.Instruction, stack: Sequence[Value], keywords: tuple[str, ...]
+) -> tuple[tuple[Value, ...], tuple[_Stored, ...]] | None:  # fmt: skip
+    """The stack after an instruction that keeps the read where others see it, and where. ``keywords``: names of
+    arguments, as ``_Ways._keywords`` knows them."""
     takes = _taken_by(step)
     if takes is None or len(stack) < takes:
         return None
     below, taken = tuple(stack[:-takes]), stack[-takes:]
-    if step.opname == "CALL" and step.arg == 1 and isinstance(taken[0], _Name) and _holds_read(taken[-1]):
-        name = taken[0]
-        if name.steps[-1:] != (("attribute", "append"),):
-            return None
-        put = _Stored("append", evolve(name, steps=name.steps[:-1]), None, _count(taken[-1]), _one_of(taken[-1]))
-        return (*below, None), put
-    if step.opname == "BINARY_OP" and step.argrepr == "+=" and isinstance(taken[1], _Made):
-        grown, is_list = taken[0], not any(isinstance(key, str) for key, _ in taken[1].members)
-        if not isinstance(grown, _Name) or not is_list:
-            return None
-        return (*below, grown), _Stored("append", grown, None, _count(taken[1]), _one_of(taken[1]))
+    if step.opname in _TAKES_MORE:
+        put = _put_by_method(step, taken, keywords) if any(map(_holds_read, taken)) else None
+        return None if put is None else ((*below, None), put)
+    if step.opname == "BINARY_OP" and isinstance(taken[0], _Name) and isinstance(taken[1], _Made):
+        is_list = not any(isinstance(key, str) for key, _ in taken[1].members)
+        if step.argrepr == "+=" and is_list:
+            return (*below, taken[0]), (_Stored("append", taken[0], None, _count(taken[1]), _one_of(taken[1])),)
+        return ((*below, taken[0]), _items(taken[0], taken[1])) if step.argrepr == "|=" and not is_list else None
     if len(taken) < 2 or not isinstance(taken[0], (_Read, _Computed, _Sum)) or not isinstance(taken[1], _Name):
         return None
     if step.opname == "STORE_ATTR":
-        return below, _put("attribute", taken[1], step.argval, taken[0])
+        return below, (_put("attribute", taken[1], step.argval, taken[0]),)
     if step.opname == "STORE_SUBSCR" and isinstance(taken[2], _Constant):
-        return below, _put("item", taken[1], taken[2].value, taken[0])
+        return below, (_put("item", taken[1], taken[2].value, taken[0]),)
     return None
+
+
+def _may_set(step: dis.Instruction, stack: Sequence[Value], stored: Sequence[_Stored]) -> bool:
+    """Whether the instruction gives a value to what has the name of a place that holds the read."""
+    name = step.argval
+    if step.opname == "STORE_SUBSCR" and stack and isinstance(stack[-1], _Constant):
+        name = stack[-1].value
+    elif step.opname != "STORE_ATTR":
+        return False
+    return any(one.kind != "append" and type(one.name) is type(name) and one.name == name for one in stored)
+
+
+def _put_by_method(
+    step: dis.Instruction, taken: Sequence[Value], keywords: tuple[str, ...]
+) -> tuple[_Stored, ...] | None:  # fmt: skip
+    """Where ``append`` or ``update``, called with these values, puts the read."""
+    callee, given = next((one for one in taken[:2] if isinstance(one, _Name)), None), [*taken[2:]]
+    if step.opname == "CALL_KW":
+        names = given.pop()
+        keywords = names.value if isinstance(names, _Constant) else ()
+    if callee is None or not callee.steps or _holds_read(taken[0]):
+        return None
+    holder, method = evolve(callee, steps=callee.steps[:-1]), callee.steps[-1]
+    if method == ("attribute", "append") and not keywords and len(given) == 1:
+        return (_Stored("append", holder, None, _count(given[0]), _one_of(given[0])),)
+    if method != ("attribute", "update") or len(given) > len(keywords) + 1:
+        return None
+    positional, named = given[: len(given) - len(keywords)], given[len(given) - len(keywords) :]
+    members = _dict([*map(_Constant, keywords)], named)
+    return tuple([one for made in (*positional, members) if _holds_read(made) for one in _items(holder, made)])
+
+
+def _items(holder: _Name, made: Value) -> tuple[_Stored, ...]:
+    """The members of a new dict are put into another one."""
+    if not isinstance(made, _Made) or not all(type(key) is str for key, _ in made.members):
+        raise _Refused
+    held = [(key, member) for key, member in made.members if member is not None]
+    return tuple([_Stored("item", holder, key, _count(member), _one_of(member)) for key, member in held])
 
 
 def _put(kind: str, holder: _Name, name: Any, value: _Read | _Computed | _Sum) -> _Stored:
@@ -584,7 +634,8 @@ def _one_of(value: Value) -> _Read | _Computed:
     """The read, or what was computed of it, that these members are."""
     if isinstance(value, (_Read, _Computed)):
         return value
-    assert isinstance(value, _Made)
+    if not isinstance(value, _Made):
+        raise _Refused
     members = {_one_of(member) for _, member in value.members if member is not None}
     if len(members) > 1:
         raise _Refused
