@@ -32,7 +32,7 @@ from attrs import define, evolve, field, frozen
 from capture.core.facts import Break, Facts
 from capture.engines.base import Number
 from capture.key import pytree
-from capture.key.input_places import InputPlace, number_place, with_places
+from capture.key.input_places import InputPlace, with_places
 from capture.observe.facts_builder import READ_ANEW
 from capture.observe.returned_value import RETURNED
 from capture.runtime.buckets import Values
@@ -43,8 +43,9 @@ from capture.runtime.noted_runs import noted_amounts, watched_with
 from capture.runtime.numbers import (
     NAMED,
     SETTINGS,
+    are_numbers,
     number_of,
-    place_of_part,
+    places_of_part,
     reads_in_c,
     sets_anew,
     tail_of,
@@ -265,7 +266,7 @@ def _varying(
         differing = [at for at, (part, then) in enumerate(zip(ours, theirs, strict=True)) if part != then]
         if in_state is None or not (differing or in_state):
             continue
-        if all(_are_numbers(ours[at], theirs[at]) and type(values[at]) in _PLAIN for at in differing):
+        if all(are_numbers(ours[at], theirs[at]) and type(values[at]) in _PLAIN for at in differing):
             places, in_places = [place for place, _ in in_state], [number for _, number in in_state]
             watched = (*with_numbers(values, differing, [number_of(theirs[at]) for at in differing]), *in_places)
             differing += range(len(values), len(watched))
@@ -287,7 +288,7 @@ def _differing_places(captured: Captured, key: Any, entry: Entry) -> list[tuple[
         for number, (part, then) in enumerate(zip(key[at], entry_key[at], strict=True)):
             if part == then:
                 continue
-            places = _places_of(captured, at, number, (part, then))
+            places = places_of_part(captured, at, number, (part, then), are_numbers)
             if places is None:
                 return None
             differing += [(place, value) for place, value in places if tail_of(place.path) not in only_kept]
@@ -302,36 +303,6 @@ def _only_kept(facts: Facts | None) -> set[tuple[str, ...]]:
     """Members of dicts that the body only adds to, or gives numbers that the host read: nothing depends on them."""
     effects = facts.effects if facts is not None else ()
     return {tail_of(effect.path) for effect in effects if effect.kind == "count" or READ_ANEW in effect.after}
-
-
-def _places_of(
-    captured: Captured, at: int, part: int, values: tuple[Any, Any]
-) -> list[tuple[InputPlace, Number]] | None:  # fmt: skip
-    """The places, with the numbers of the other key, of one part of a key: one number, or some in a dict."""
-    if _are_numbers(*values):
-        place = place_of_part(captured, at, part)
-        return None if place is None else [(place, number_of(values[1]))]
-    reader = captured.named.reader_of(part, captured.receiver_of) if at == NAMED else None
-    if reader is None or any(type(value) is not tuple or not value or value[0] is not dict for value in values):
-        return None
-    ours, theirs = ([(member[1], member[2]) for member in value[1:]] for value in values)
-    if [name for name, _ in ours] != [name for name, _ in theirs]:
-        return None
-    places = []
-    for (name, now), (_, then) in zip(ours, theirs, strict=True):
-        if now != then:
-            read, path = reader
-            is_named = type(name) is str and _are_numbers(now, then)
-            place = number_place(f"{path}.{name}", read, name) if is_named else None
-            if place is None:
-                return None
-            places.append((place, number_of(then)))
-    return places
-
-
-def _are_numbers(one: Any, other: Any) -> bool:
-    parts = all(type(part) is tuple and len(part) == 2 and part[0] in _PLAIN for part in (one, other))
-    return parts and one[0] is other[0]
 
 
 # ------------------------------------------------------------------------------------------------------------ the proof

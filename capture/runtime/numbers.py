@@ -320,17 +320,16 @@ NAMED, SETTINGS, _WITH_STATE = 2, 5, 7
 def _differing_places(captured: Captured, key: Any, key_before: Any) -> list[tuple[InputPlace, Number]]:
     if any(key[at] != key_before[at] for at in range(_WITH_STATE) if at not in (NAMED, SETTINGS)):
         return []
-    places: list[tuple[InputPlace, Number]] = []
+    places: dict[Any, tuple[InputPlace, Number]] = {}
     for at in (NAMED, SETTINGS):
-        differing = _numbers_in(key[at], key_before[at], is_number_in_state)
-        if key[at] != key_before[at] and not differing:
+        if len(key[at]) != len(key_before[at]):
             return []
-        for part in differing:
-            place = place_of_part(captured, at, part)
-            if place is None:
+        for number, (part, then) in enumerate(zip(key[at], key_before[at], strict=True)):
+            found = places_of_part(captured, at, number, (part, then), _vary_in_state) if part != then else []
+            if found is None:
                 return []
-            places.append((place, number_of(key_before[at][part])))
-    return places
+            places |= {place.key(): (place, value) for place, value in found}
+    return [*places.values()]
 
 
 def place_of_part(captured: Captured, at: int, part: int) -> InputPlace | None:
@@ -340,16 +339,48 @@ def place_of_part(captured: Captured, at: int, part: int) -> InputPlace | None:
     return None if kept is None else number_place(kept[2], kept[0], kept[1])
 
 
-def _numbers_in(
-    parts: Sequence[Any], others: Sequence[Any], varies: Callable[[Any], bool] | None = None
-) -> list[int]:  # fmt: skip
+def places_of_part(
+    captured: Captured, at: int, part: int, values: tuple[Any, Any], vary: Callable[[Any, Any], bool]
+) -> list[tuple[InputPlace, Number]] | None:  # fmt: skip
+    """The places, with the numbers of the other key, of one part of two keys: one number, or some in a dict. None where
+    it differs in something else, or in numbers that do not ``vary``."""
+    if vary(*values):
+        place = place_of_part(captured, at, part)
+        return None if place is None else [(place, number_of(values[1]))]
+    reader = captured.named.reader_of(part, captured.receiver_of) if at == NAMED else None
+    if reader is None or any(type(value) is not tuple or not value or value[0] is not dict for value in values):
+        return None
+    ours, theirs = ([(member[1], member[2]) for member in value[1:]] for value in values)
+    if [name for name, _ in ours] != [name for name, _ in theirs]:
+        return None
+    places = []
+    for (name, now), (_, then) in zip(ours, theirs, strict=True):
+        if now != then:
+            read, path = reader
+            place = number_place(f"{path}.{name}", read, name) if type(name) is str and vary(now, then) else None
+            if place is None:
+                return None
+            places.append((place, number_of(then)))
+    return places
+
+
+def are_numbers(one: Any, other: Any) -> bool:
+    """Whether these parts of two keys are those of plain numbers of one type."""
+    parts = all(type(part) is tuple and len(part) == 2 and part[0] in (int, float) for part in (one, other))
+    return parts and one[0] is other[0]
+
+
+def _vary_in_state(one: Any, other: Any) -> bool:
+    return are_numbers(one, other) and is_number_in_state(one) and is_number_in_state(other)
+
+
+def _numbers_in(parts: Sequence[Any], others: Sequence[Any]) -> list[int]:
     """The positions at which two keys have other numbers of the same type; empty where they differ in more."""
-    varies = varies or is_number
     if len(parts) != len(others):
         return []
     places = [at for at, (part, other) in enumerate(zip(parts, others, strict=True)) if part != other]
     pairs = [(parts[at], others[at]) for at in places]
-    both = all(varies(part) and varies(other) and part[0] is other[0] for part, other in pairs)
+    both = all(is_number(part) and is_number(other) and part[0] is other[0] for part, other in pairs)
     return places if both else []
 
 
