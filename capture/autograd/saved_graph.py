@@ -35,7 +35,7 @@ from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
 from capture.autograd.recomputation import Blocks, Recomputation
 from capture.engines.base import Geometry
 from capture.key import pytree
-from capture.key.pytree import TENSOR_TYPES, result_leaves
+from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
 from capture.key.tensor_kind import refuses
 from capture.observe import shared_casts
 from capture.observe.gradient_uses import ends_of, hooks_off
@@ -301,6 +301,8 @@ class SavedGraph:
     """Which of ``wanted``, by position, are not among ``given`` as they are."""
     functions: tuple[type, ...] = ()
     """Classes of users whose ``backward`` the graph runs."""
+    kept_by_nodes: tuple[tuple[Any, str], ...] = ()
+    """Objects that these have set as attributes of their ``ctx``, with their paths."""
     num_saved: int = 0
     donates: bool = False
     """The backward pass writes into saved tensors: it can run once with the same ones."""
@@ -676,8 +678,13 @@ class GraphSaver:
         program.foreign_ends = tuple(self._told(tensor) for tensor, _ in foreign)
         nodes = list(nodes_above(attached))
         program.donates = any(map(writes_saved_tensors, nodes))
-        program.functions = tuple(
-            dict.fromkeys(function for node in nodes if (function := function_of(node)) is not None)
+        of_users = [(node, function) for node in nodes if (function := function_of(node)) is not None]
+        program.functions = tuple(dict.fromkeys(function for _, function in of_users))
+        program.kept_by_nodes = tuple(
+            (value, f"{function.__qualname__}'s ctx.{name}")
+            for node, function in of_users
+            for name, value in getattr(node, "__dict__", {}).items()
+            if type(value) not in PLAIN_TYPES and not isinstance(value, torch.Tensor)
         )
 
     def _told(self, tensor: torch.Tensor) -> str:

@@ -96,7 +96,7 @@ def starts_of(call: Call) -> list[tuple[Any, str]]:
         if not isinstance(leaf, torch.Tensor) and id(referent(leaf)) not in others:
             named.append((leaf, path))
     named += [(kind, kind.__qualname__) for kind in dict.fromkeys([*map(type, opened), *call.classes()])]
-    return named + call.unreached.starts()
+    return [*named, *call.further_starts(), *call.unreached.starts()]
 
 
 def path_read(read: Read, changes: Iterable[Change]) -> str | None:

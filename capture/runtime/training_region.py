@@ -12,6 +12,7 @@ in another thread, it comes in by the front door, as any caller of a captured fu
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import types
 import weakref
@@ -34,6 +35,7 @@ from capture.core.interrupts import is_interrupt
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Pool
 from capture.key.modes import inlined
+from capture.key.packages import is_library, package_of
 from capture.key.pytree import TENSOR_TYPES, replace_leaves, result_leaves
 from capture.key.signature import Leaf, make_binder
 from capture.native import MISS
@@ -102,14 +104,27 @@ class BackwardCall(Call):
 
     functions: tuple[type, ...]
     """Classes of users whose ``backward`` it runs."""
+    kept_by_nodes: tuple[tuple[Any, str], ...]
+    """What ``backward`` gets as attributes of its ``ctx``."""
 
     @override
     def classes(self) -> Sequence[type]:
         return self.functions
 
     @override
+    def further_starts(self) -> Sequence[tuple[Any, str]]:
+        return self.kept_by_nodes
+
+    @override
     def unseen_functions(self) -> Sequence[types.FunctionType]:
-        return torch_autograd.LOOKING_UP_BACKWARD if self.functions else ()
+        """Those of custom operators are functions of torch, which are left out where autograd calls them."""
+        if not self.functions:
+            return ()
+        methods = [getattr(kind, name, None) for kind in self.functions for name in _DIFFERENTIATING]
+        return (
+            *torch_autograd.LOOKING_UP_BACKWARD,
+            *[one for one in methods if isinstance(one, types.FunctionType) and is_library(package_of(one.__module__))],
+        )
 
     @override
     def roots(self, values: tuple[Any, ...] | None = None) -> list[Source]:
@@ -124,7 +139,12 @@ class BackwardCall(Call):
                 method = getattr(kind, name, None)
                 if method is not getattr(torch.autograd.Function, name, None):
                     roots += snapshot.roots(method, None, {})
-        return roots
+        kept = [Source("call", functools.partial(_itself, value), None, path) for value, path in self.kept_by_nodes]
+        return roots + kept
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 _orders: weakref.WeakKeyDictionary[Captured, accumulate_grad.Order] = weakref.WeakKeyDictionary()
@@ -487,7 +507,8 @@ class _Backward:
         return gradients
 
     def _make_call(self, **parts: Any) -> Call:
-        return BackwardCall(functions=self._program().functions, **parts)
+        program = self._program()
+        return BackwardCall(functions=program.functions, kept_by_nodes=program.kept_by_nodes, **parts)
 
     def _program(self) -> SavedGraph:
         program = self._programs[worker()]()

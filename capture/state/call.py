@@ -175,6 +175,10 @@ class Call:
         """Classes whose methods C code calls for the body, that nothing else need lead to."""
         return ()
 
+    def further_starts(self) -> Sequence[tuple[Any, str]]:
+        """Objects that C code hands to the body, with their paths."""
+        return ()
+
     def unseen_functions(self) -> Sequence[types.FunctionType]:
         """Functions that look up methods of ``classes`` and that are not noted when they run."""
         return ()
