@@ -76,7 +76,7 @@ def warm_up(captured: Captured, values: tuple[Any, ...], *, say_limit: bool = Tr
     backend = engine_of(captured, entry, leaves)
     if backend is None or entry.phase == "eager":
         return stays_eager(captured, entry)
-    tree = tree_for(backend)
+    tree = tree_for(backend, captured.pool.number)
     runs = captured.log.counters.body_runs
     outcome = _advance(captured, entry, call, tree, say_limit=say_limit)
     if captured.log.counters.body_runs == runs and any(

@@ -86,6 +86,7 @@ class NodeView:
         pattern: tuple[int | None, ...],
         before: tuple[tuple[list[Any], int], ...],
         tensors: list[Any],
+        collect: Callable[[], None] | None,
         preserving: bool,
     ) -> None: ...
 
@@ -170,7 +171,7 @@ class FastPath:
         kind: type,
         in_use: Any,
         trees: dict[str, Any],
-        backend: str,
+        tree: str,
         counters: Any,
         marks: Any,
         replay: Any,

@@ -34,8 +34,8 @@ typedef struct {
     PyObject *kind;        /* its type */
     PyObject *guards;      /* Guards: other parts of the key are as they were; or None */
     PyObject *in_use;      /* InUse: the trees of this thread */
-    PyObject *trees;       /* those then, by name of their backend */
-    PyObject *backend;     /* such a name */
+    PyObject *trees;       /* those then, by their keys */
+    PyObject *tree_key;    /* such a key */
     PyObject *constants;   /* tuple: a value, or MISS in the place of a tensor; of opened values where there are nodes */
     PyObject *nodes;       /* how containers among the values are opened, see ``opened.c``; or None */
     Steps steps;           /* holds references, too */
@@ -221,7 +221,7 @@ static PyObject *run_opened(FastPath *self, PyObject *const *values, PyObject *c
         same = key_holds(self);
     if (same <= 0)
         return missed(self, same);
-    PyObject *tree = Py_XNewRef(PyDict_GetItemWithError(self->trees, self->backend));
+    PyObject *tree = Py_XNewRef(PyDict_GetItemWithError(self->trees, self->tree_key));
     if (tree == NULL)
         return missed(self, PyErr_Occurred() ? -1 : 0);
     PyObject *result = self->left == 0 ? steps_ready(&self->steps, values, tensors)
@@ -381,7 +381,7 @@ static PyMethodDef methods[] = {
 
 #define OBJECTS(X) \
     X(modes) X(defaults_of) X(defaults) X(in_capture) X(check) X(guards) X(receiver) X(kind) \
-    X(in_use) X(trees) X(backend) \
+    X(in_use) X(trees) X(tree_key) \
     X(constants) X(nodes) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
     X(steps.counters) X(steps.marks) X(steps.replay) X(steps.ready) X(steps.attach) X(steps.tell) X(steps.raised)
 
@@ -457,7 +457,7 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
-        "guards", "receiver", "kind", "in_use", "trees", "backend", "counters", "marks",
+        "guards", "receiver", "kind", "in_use", "trees", "tree", "counters", "marks",
         "replay", "ready", "constants", "nodes", "alignments", "leading", "spans", "order", "shared", "least", "most", "verifies", "attach",
         "tell", "raised", NULL};
     FastPath given = {0};
@@ -467,7 +467,7 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
             args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!OO!O!O!O!O!nnpOOO", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
             &given.in_capture, &given.check, &given.guards, &given.receiver,
-            &given.kind, &given.in_use, &PyDict_Type, &given.trees, &given.backend, &steps->counters,
+            &given.kind, &given.in_use, &PyDict_Type, &given.trees, &given.tree_key, &steps->counters,
             &steps->marks, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants, &given.nodes,
             &PyTuple_Type, &alignments,
             &PyTuple_Type, &leading, &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most,

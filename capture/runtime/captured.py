@@ -40,6 +40,7 @@ from capture.state.amounts import amounts_of, either
 from capture.state.call import Call
 from capture.state.optimizers import Optimizers
 from capture.state.unreached import Unreached
+from capture.tree.tree import PoolChoice
 
 _numbers = itertools.count(1)
 MOST_LIFTS = 3  # of one function: each records twice
@@ -122,6 +123,8 @@ class Captured:
     deposits: Callable[[Sequence[int]], Sequence[torch.Tensor]] | None = None
     """Gives the tensors whose ``grad`` the caller sets from the leaves at these positions: ``OutputPlan.deposits``."""
     make_call: Callable[..., Call] = Call
+    pool: PoolChoice = field(factory=PoolChoice)
+    """Which of a thread's pools its recordings lie in. A forward pass and its backward pass share it."""
     lives: Lives = field(factory=Lives)
     """What earlier states with the same code cost: see ``Lives``."""
     number: int = field(factory=lambda: next(_numbers), init=False)

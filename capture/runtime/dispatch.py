@@ -295,7 +295,7 @@ def _prepare(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf
         return done(run_eagerly(captured, bound, kind="inline"))
     if entry.region is not None and entry.region.has_to_wait():
         return done(run_beside_threads(captured, bound, entry.region))
-    tree = tree_for(backend)
+    tree = tree_for(backend, captured.pool.number)
     tree.begin_call(captured, captured.annotation.max_recordings)
     is_cold = entry.phase == "cold"
     if is_cold and captured.lifts_left and finds_numbers(captured, entry, bound, tree):
@@ -332,7 +332,7 @@ def _match(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
     assert entry.backend is not None
     if entry.backend.in_capture():
         return done(run_eagerly(captured, captured.call(values, leaves), kind="inline"))
-    tree = tree_for(entry.backend)
+    tree = tree_for(entry.backend, captured.pool.number)
     if tree.path or tree.warm or tree.buried or tree.lingering:
         tree.begin_call(captured, captured.annotation.max_recordings, entry.number)
     pattern = tree.pattern(leaves)

@@ -74,7 +74,7 @@ def body_in_place(captured: Captured, values: Values, entry: Entry, leaves: list
     run_now = body_run.current()
     assert run_now is not None
     run_now.entry, run_now.leaves = entry, leaves
-    tree = tree_for(entry.backend)
+    tree = tree_for(entry.backend, captured.pool.number)
     tree.begin_call(captured, captured.annotation.max_recordings, entry.number)
     if tree.lingering:
         tree.let_go()
@@ -141,7 +141,7 @@ def _end_trial(captured: Captured, trial: Trial) -> None:
     captured.budget.ran_eagerly(min(trial.bodies, default=0.0) * 1e3, weight=0.0)
     for seconds in trial.bodies:
         entry.payoff.note_body(seconds)
-    _decide(captured, entry, tree_for(entry.backend))
+    _decide(captured, entry, tree_for(entry.backend, captured.pool.number))
 
 
 def run_eagerly(

@@ -149,7 +149,7 @@ def evict(captured: Captured, node: Node, tree: Tree) -> None:
                 captured.fast_paths.forget(entry.number)
     captured.log.counters.evictions += 1
     captured.log.add("drop", f"not used for {native.runs() - node.last_used} replays: its place is another one's")
-    tree_for(tree.backend).forget(node)
+    tree_for(tree.backend, tree.number).forget(node)
 
 
 def _siblings(captured: Captured, tree: Tree) -> list[Node]:

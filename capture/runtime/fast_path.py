@@ -31,7 +31,7 @@ from capture.runtime.inputs import alias_pattern
 from capture.torch_private import capabilities
 from capture.tree.node import Node
 from capture.tree.step import marks
-from capture.tree.thread_trees import in_use
+from capture.tree.thread_trees import in_use, tree_key
 from capture.tree.tree import Tree
 
 _KINDS = frozenset([torch.Tensor, torch.nn.Parameter])
@@ -194,8 +194,9 @@ def _path(
         check=capabilities.metadata_guard(leaves, leading), guards=native.Guards(tuple(guards)) if guards else None,
         receiver=receiver if isinstance(receiver, weakref.ref) else None,
         kind=type(receiver()), in_use=trees, trees=trees.trees,
-        backend=entry.backend.name, counters=captured.log.counters, marks=marks(), replay=goes_on.replay,
-        ready=goes_on.ready, constants=tuple([MISS if type(leaf) in _KINDS else leaf for leaf in opened]), nodes=nodes,
+        tree=tree_key(entry.backend, captured.pool.number), counters=captured.log.counters, marks=marks(),
+        replay=goes_on.replay, ready=goes_on.ready,
+        constants=tuple([MISS if type(leaf) in _KINDS else leaf for leaf in opened]), nodes=nodes,
         alignments=tuple(begins), leading=leading, spans=spans,
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
         attach=goes_on.attach, tell=goes_on.tell, raised=goes_on.raised,

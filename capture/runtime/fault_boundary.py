@@ -59,7 +59,7 @@ def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Except
         if entry is None:
             captured.faults += 1
         elif entry.backend is not None:
-            tree = tree_for(entry.backend)
+            tree = tree_for(entry.backend, captured.pool.number)
             if run.watched is not None and run.error is None and not (has_result or run.replayed):
                 has_result, result = record_failure.after_fault(run.watched, tree, run)
                 result = finish(result, run.watched.call.leaves)

@@ -245,7 +245,7 @@ def call_lifted(captured: Captured, by_number: ByNumber, values: Values, now: He
     """The result of a call by that recording; ``MISS`` where it does not fit."""
     lifted, taken, leaves = by_number
     entry, tree, standing = lifted.entry, lifted.tree, lifted.standing(values)
-    if tree_for(tree.backend) is not tree:  # that of a thread which is gone, whose number this one has
+    if tree_for(tree.backend, tree.number) is not tree:  # that of a thread which is gone, whose number this one has
         _lift_no_more(captured, lifted)
         return MISS
     tree.begin_call(captured, captured.annotation.max_recordings, entry.number)
@@ -304,5 +304,5 @@ def _lift_no_more(captured: Captured, lifted: numbers.Lifted) -> None:
     if lifted in captured.lifted:
         captured.lifted.remove(lifted)
     for node in list(lifted.entry.nodes):
-        tree_for(lifted.tree.backend).forget(node)
+        tree_for(lifted.tree.backend, lifted.tree.number).forget(node)
     lifted.entry.retire()

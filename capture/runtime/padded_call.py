@@ -102,7 +102,7 @@ def _padded_node(captured: Captured, padded: PaddedCall, now: Here) -> PaddedNod
         return NOT_RECORDED
     if entry.region is not None:
         return padded.refusal("gradients")
-    tree = tree_for(backend)
+    tree = tree_for(backend, captured.pool.number)
     tree.begin_call(captured, captured.annotation.max_recordings, entry.number)
     if tree.lingering:
         tree.let_go()

@@ -74,7 +74,7 @@ def settle(captured: Captured, entry: Entry, reply: Reply) -> None:
         entry.asks_no_more = entry.reads_no_arrays = False
         enter(captured, entry, planning.replace(captured, entry, reply.refuted))
         if reply.refuted.is_branch and entry.backend is not None and entry.steadiness.is_lost:
-            give_up_reads(captured, entry, tree_for(entry.backend))
+            give_up_reads(captured, entry, tree_for(entry.backend, captured.pool.number))
     elif reply.verdict is Verdict.DONE and entry.plan_is_new:
         planning.save(captured, entry)
 

@@ -162,7 +162,7 @@ def _compared(captured: Captured, entry: Entry, watched: ObservedRun, described:
     return entry.compared(facts, watched.watch.trace.lines)
 
 
-def on_its_device(entry: Entry, facts: Facts, tree: Tree) -> Tree:
+def on_its_device(captured: Captured, entry: Entry, facts: Facts, tree: Tree) -> Tree:
     """A body may work on a device that none of its arguments tells of, through a module it names."""
     devices = [device for device in facts.devices if not device.startswith(("cpu", "meta"))]
     if len(devices) != 1 or devices[0] == tree.backend.name:
@@ -171,7 +171,7 @@ def on_its_device(entry: Entry, facts: Facts, tree: Tree) -> Tree:
     if backend is None:
         return tree
     entry.backend = backend
-    return tree_for(backend)
+    return tree_for(backend, captured.pool.number)
 
 
 def _always_unsettled(captured: Captured, plan: CapturePlan) -> bool:

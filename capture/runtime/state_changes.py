@@ -81,7 +81,7 @@ def tells_apart(captured: Captured, entry: Entry, places: Places) -> bool:
     captured.log.add("drop", f"{paths[0]} is another value, and tells calls apart from now on")
     captured.budget.spend("drops", 0.0, changed=paths[0])
     if entry.backend is not None:
-        forget(captured, entry, tree_for(entry.backend))
+        forget(captured, entry, tree_for(entry.backend, captured.pool.number))
     captured.retire()
     return True
 
@@ -104,6 +104,6 @@ def finds_inputs(captured: Captured, entry: Entry, places: Places) -> bool:
     paths = ", ".join([place.path for place in inputs_found])
     captured.log.add("drop", f"{paths}: another object in each call, an input from now on")
     if entry.backend is not None:
-        forget(captured, entry, tree_for(entry.backend))
+        forget(captured, entry, tree_for(entry.backend, captured.pool.number))
     captured.retire()
     return True

@@ -386,7 +386,7 @@ class Region:
         return True
 
     def _pool(self) -> Pool:
-        return tree_for(self._backend).pool
+        return tree_for(self._backend, self._captured.pool.number).pool
 
     def entries(self) -> list[Entry]:
         """The entries of all backward passes."""
@@ -488,7 +488,7 @@ class _Backward:
         self.captured = Captured(
             annotation, self._run, make_binder(signature), Shortcuts(), forward.dispatch, log=forward.log,
             findings=forward.findings, keeps_plans=False, is_backward=True,
-            deposits=self._receivers if accumulates else None, make_call=self._make_call,
+            deposits=self._receivers if accumulates else None, make_call=self._make_call, pool=forward.pool,
         )  # fmt: skip
 
     def __call__(

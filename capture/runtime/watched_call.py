@@ -33,7 +33,7 @@ def observe_call(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> A
     finally:
         captured.budget.spend("observations", (time.thread_time() - begin) * 1e3, key=entry.key)
     captured.budget.note_operators(observed.facts.num_ops)
-    tree = planning.on_its_device(entry, observed.facts, tree)
+    tree = planning.on_its_device(captured, entry, observed.facts, tree)
     if planning.shares_with_state(captured, observed.facts):  # says nothing about calls that do not
         entry.overlapping = entry = entry.overlapping or Entry((*entry.key, "overlaps state"))
     if cuts_steps(captured, entry, tree, observed.facts):

@@ -1,6 +1,7 @@
 """Which tree a thread records in and replays from.
 
-Each thread has its own for each device type. Autograd's threads use those of the thread they work for.
+Each thread has its own for each device type, and more for steps of training that would get in each other's way there
+(``Tree.moves_out``). Autograd's threads use those of the thread they work for.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class ThreadState:
 
 @seen
 class InUse:
-    """The trees that one thread uses, by name of their backend: its own ones, except while it works for another
+    """The trees that one thread uses, by ``tree_key``: its own ones, except while it works for another
     thread."""
 
     __slots__ = ("trees",)
@@ -171,14 +172,20 @@ def _runs_for(thread: int) -> bool:
     return frame.f_code.co_name != _ENGINE and waiting is not None and waiting.f_code.co_name == _ENGINE
 
 
-def tree_for(backend: Backend) -> Tree:
-    """This thread's tree on a backend."""
+def tree_for(backend: Backend, pool: int) -> Tree:
+    """This thread's tree on a backend, with the pool of this number."""
+    trees, key = _trees.in_use.trees, tree_key(backend, pool)
     try:
-        return _trees.in_use.trees[backend.name]
+        return trees[key]
     except KeyError:
-        tree = _trees.in_use.trees[backend.name] = Tree(backend)
+        tree = trees[key] = Tree(backend, pool)
         _all.add(tree)
         return tree
+
+
+def tree_key(backend: Backend, pool: int) -> str:
+    """Under which the trees of a thread have that one."""
+    return f"{backend.name}, pool {pool}" if pool else backend.name
 
 
 _all: Alive[Tree] = Alive()
@@ -190,12 +197,12 @@ def have_own_memory() -> bool:
 
 
 def bytes_of_others(tree: Tree) -> int:
-    """Bytes that the trees of other threads take on the same device, as they counted them last."""
+    """Bytes that all other trees take on the same device, as they counted them last."""
     return sum(one.nbytes for one in others_beside(tree))
 
 
 def others_beside(tree: Tree) -> list[Tree]:
-    """The trees of other threads on the same device."""
+    """All other trees on the same device, mostly those of other threads."""
     return [one for one in _all.all() if one is not tree and one.backend.name == tree.backend.name]
 
 
@@ -210,7 +217,7 @@ def in_use() -> InUse:
 
 
 def trees_here() -> dict[str, Tree]:
-    """This thread's trees, by name of their backend. The same dictionary but in threads that work for others."""
+    """This thread's trees, by ``tree_key``. The same dictionary but in threads that work for others."""
     return _trees.in_use.trees
 
 

@@ -42,6 +42,14 @@ from capture.tree.node import Node, Pattern, walk
 _MUCH = 32 << 20  # bytes from which on a pool without recordings is given back: making one anew takes a millisecond
 _TIMES_MOVED = 2  # two that get out of each other's way come to rest after the second time, mostly
 _MOST_MOVED = 1000  # entries
+_MOST_POOLS = 8  # of a thread on a device: each has memory that no other one uses
+
+
+@define(eq=False)
+class PoolChoice:
+    """Which of a thread's pools the recordings of a captured function lie in, and those of its backward pass."""
+
+    number: int = 0
 
 
 @define(eq=False)
@@ -65,13 +73,13 @@ class Tree:
     """
 
     __slots__ = (
-        "__weakref__", "awaited", "backend", "base", "beside", "buried", "checkpoints", "count", "current", "in_place",
-        "lingering", "mark", "moved", "nbytes", "path", "pins", "pool", "pool_is_at", "recording", "root", "thread",
-        "times", "warm",
+        "__weakref__", "awaited", "backend", "base", "beside", "buried", "checkpoints", "count", "current",
+        "in_place", "lingering", "mark", "moved", "moved_out", "nbytes", "number", "path", "pins", "pool",
+        "pool_is_at", "recording", "root", "thread", "times", "warm",
     )  # fmt: skip
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
+    def __init__(self, backend: Backend, number: int = 0) -> None:
+        self.backend, self.number = backend, number
         self.pool: Pool = backend.new_pool()
         self.root = Node()
         self.current = self.root
@@ -95,6 +103,8 @@ class Tree:
         """The gradients that the next replay writes are exactly those that the same node wrote in its last run."""
         self.moved: dict[int, list[int]] = {}
         """By number of the entry: the recordings that were made again beside outputs of others."""
+        self.moved_out = 0
+        """How many steps have pools of their own by now."""
         self.mark = step.steps_begun()
         self.pool_is_at: Node | None = self.root
         self.nbytes = 0
@@ -261,7 +271,9 @@ class Tree:
         self._take_back(node)
         for pinned in {pin.node for pin in self.pins if node.is_in_the_way(pin.block)}:
             if pinned is not None and pinned.tree is self:
-                self._make_owned(pinned, self._longer_used(pinned, node))
+                numbers = self._longer_used(pinned, node)
+                if not numbers or not self._moves_out(pinned, node):
+                    self._make_owned(pinned, numbers)
         if self.backend.owns_in_place and node.outputs is not None:
             blocks = [pin.block for pin in self.pins]
             self._make_owned(
@@ -301,6 +313,27 @@ class Tree:
                 numbers += [] if node.number in numbers else [node.number]
                 return []
         return [pin.number for pin in self.pins if pin.node is pinned]
+
+    def _moves_out(self, pinned: Node, node: Node) -> bool:
+        """Have the step whose gradients stay in the way of others, and theirs in its way, be recorded in a pool of its
+        own from now on: two networks that are trained in turn. Else each step would copy all its gradients."""
+        assert pinned.function is not None
+        gradients = pinned.function.is_backward or all(pin.rests for pin in self.pins if pin.node is pinned)
+        if not gradients or pinned is node or self.backend.owns_in_place or self.number:
+            return False
+        first = pinned
+        while first.parent is not None and first.parent is not self.root:
+            first = first.parent
+        step_nodes = list(walk(first))
+        if self.moved_out >= _MOST_POOLS or first in self.path or node in step_nodes:
+            return False
+        self.moved_out += 1
+        for one in step_nodes:
+            one.function.pool.number = self.moved_out
+        assert pinned.log is not None
+        pinned.log.add("step", "its gradients are in the way of other steps: it has a pool of its own from now on")
+        self.forget(first)
+        return True
 
     def _make_owned(self, node: Node, numbers: Sequence[int]) -> None:
         """Make these outputs owned. Recordings that take such an output as an argument in the pool do not fit any

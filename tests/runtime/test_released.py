@@ -96,7 +96,7 @@ def test_a_thread_starts_over_while_another_one_has_recordings() -> None:
             captured = state_of(function)
             for entry in captured.entries():
                 assert entry.backend is not None
-                phases.forget(captured, entry, thread_trees.tree_for(entry.backend))
+                phases.forget(captured, entry, thread_trees.tree_for(entry.backend, 0))
 
         thread = threading.Thread(target=start_over)
         thread.start()

@@ -284,7 +284,7 @@ def test_row_163_registered_backend_is_used() -> None:
         same(f(x), x * 2)
         asked.append(list(spy.asked))
     assert asked == [["pool"], ["pool", "record"], ["pool", "record"], ["pool", "record"]]
-    assert len(tree_for(spy).root.children) == 1
+    assert len(tree_for(spy, 0).root.children) == 1
     assert recordings(f).recordings == 1
 
 

@@ -123,7 +123,7 @@ def tree() -> Tree:
     """This thread's tree on the engine of the suite's device."""
     backend = backend_for(torch.empty(0).device)
     assert backend is not None
-    return tree_for(backend)
+    return tree_for(backend, 0)
 
 
 def kids(node: Node) -> list[Node]:
