@@ -339,9 +339,19 @@ static PyObject *handed_out(PyObject *source, PyObject *live, Py_ssize_t number,
     return result;
 }
 
+/* Has the owned outputs made, where a replay leaves none: 0, -1. */
+static int collect_owned(NodeView *view)
+{
+    if (view->collect == Py_None)
+        return 0;
+    PyObject *done = PyObject_CallNoArgs(view->collect);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
 PyObject *single_output(NodeView *view)
 {
-    return handed_out(view->source, view->live, 0, view->preserving ? NULL : view->tensors);
+    return collect_owned(view) < 0 ? NULL : handed_out(view->source, view->live, 0, view->preserving ? NULL : view->tensors);
 }
 
 /* Puts the next tensors of these groups into values; gives the groups that are left to Python. */
@@ -422,7 +432,7 @@ PyObject *several_outputs(NodeView *view, PyObject *pool)
     PyObject *values = count < 0 ? NULL : PyList_New(count);
     for (Py_ssize_t i = 0; values != NULL && i < count; i++)
         PyList_SET_ITEM(values, i, Py_NewRef(Py_None));
-    if (values != NULL)
+    if (values != NULL && collect_owned(view) == 0)
         left = put_tensors(
             PyTuple_GET_ITEM(plan, 0), view->live, PyTuple_GET_ITEM(plan, 1), values, PyTuple_GET_ITEM(plan, 2),
             view->preserving ? NULL : view->tensors);

@@ -128,6 +128,7 @@ typedef struct {
     uint64_t *places;  /* addresses of arguments that are outputs on the path, 0 for others */
     PyObject *before;  /* a tuple: lists such as ``live`` and the place in them of what is dead before it may run */
     PyObject *tensors; /* a list: the tensors handed out last, a list each */
+    PyObject *collect; /* makes the owned outputs after a replay, where that does not; or None */
     int preserving;    /* tensors are handed out as they are, and need not be known */
     long long used;    /* when it ran last, by a clock that counts what ran in this process */
     long long runs;    /* how often it ran, its recording run included */

@@ -29,12 +29,12 @@ static int take_places(NodeView *self, PyObject *pattern)
 
 static PyObject *of_node(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"outputs", "source", "several", "live", "pattern", "before", "tensors", "preserving", NULL};
+    static char *names[] = {"outputs", "source", "several", "live", "pattern", "before", "tensors", "collect", "preserving", NULL};
     NodeView given = {0};
     PyObject *pattern;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOO!O!O!O!p", names, &given.outputs, &given.source, &given.several, &PyList_Type, &given.live,
-            &PyTuple_Type, &pattern, &PyTuple_Type, &given.before, &PyList_Type, &given.tensors, &given.preserving))
+            args, kwargs, "$OOOO!O!O!O!Op", names, &given.outputs, &given.source, &given.several, &PyList_Type, &given.live,
+            &PyTuple_Type, &pattern, &PyTuple_Type, &given.before, &PyList_Type, &given.tensors, &given.collect, &given.preserving))
         return NULL;
     int fits = (given.source == Py_None || PyList_GET_SIZE(given.live) == 1) &&
                (given.several == Py_None || (PyTuple_Check(given.several) && PyTuple_GET_SIZE(given.several) == 7));
@@ -56,6 +56,7 @@ static PyObject *of_node(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->live = Py_NewRef(given.live);
     self->before = Py_NewRef(given.before);
     self->tensors = Py_NewRef(given.tensors);
+    self->collect = Py_NewRef(given.collect);
     self->preserving = given.preserving;
     if (take_places(self, pattern) < 0)
         Py_CLEAR(self);
@@ -71,6 +72,7 @@ static int visit_node(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->live);
     Py_VISIT(self->before);
     Py_VISIT(self->tensors);
+    Py_VISIT(self->collect);
     return 0;
 }
 
@@ -85,6 +87,7 @@ static void free_node(PyObject *object)
     PyMem_Free(self->places);
     Py_XDECREF(self->before);
     Py_XDECREF(self->tensors);
+    Py_XDECREF(self->collect);
     Py_TYPE(object)->tp_free(object);
 }
 

@@ -172,6 +172,7 @@ class Node:
                 several=None if in_python else self.outputs.several(), live=self.live, pattern=self.key[1],
                 before=tuple([(node.live, number) for node, number in self.dead_before]),
                 tensors=self.outputs.tensors, preserving=self.outputs.preserving,
+                collect=None if self.outputs.inference else self.outputs.collect,
             )  # fmt: skip
             self.view.used, self.view.runs = used, runs
 
