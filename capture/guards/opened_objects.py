@@ -142,6 +142,11 @@ def _memory_of_c(walk: ReadWalk, value: Any, path: str) -> None:
     walk.found.guards.append(Guard("value", Source("call", read, None, path), read()))
 
 
+def _hash(walk: ReadWalk, value: Any, path: str) -> None:
+    read = functools.partial(numpy_arrays.digest_of, value)
+    walk.found.guards.append(Guard("value", Source("call", read, None, path), read()))
+
+
 def _host_generator(walk: ReadWalk, value: Any, path: str) -> None:
     """A generator of the host's whose state code asks for. One that only draws moves, and the call is eager."""
     if not walk.names.of_packages(()).isdisjoint(_ASKING_FOR_STATE):
@@ -305,4 +310,6 @@ def opener_of(kind: type) -> Opener | None:
         return _host_generator
     if found is None and numpy_arrays.is_memory_of_c(kind):
         return _memory_of_c
+    if found is None and numpy_arrays.is_hash(kind):
+        return _hash
     return _array if found is None and numpy_arrays.is_array_type(kind) else found

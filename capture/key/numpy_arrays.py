@@ -40,6 +40,20 @@ def is_memory_of_c(kind: type) -> bool:
     return type(kind).__module__ == "_ctypes" or kind.__module__ == "mmap"
 
 
+def is_hash(kind: type) -> bool:
+    """Whether the class is one of ``hashlib``: its objects take in more and more."""
+    return kind.__module__ in _HASHES
+
+
+_HASHES = frozenset({"_hashlib", "_md5", "_sha1", "_sha2", "_sha3", "_sha256", "_sha512", "_blake2"})
+
+
+def digest_of(value: Any) -> str:
+    """What the object of a hash has taken in."""
+    digest: str = value.hexdigest() if value.digest_size else value.hexdigest(32)
+    return digest
+
+
 def kept_by_c(value: Any) -> dict[Any, Any] | None:
     """Objects that one made with ``ctypes`` keeps, as pointers in it lead to their memory."""
     kept = getattr(value, "_objects", None)

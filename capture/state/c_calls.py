@@ -29,7 +29,7 @@ _COMPARED = frozenset({
     "ast", "builtins", "collections", "contextvars", "ctypes", "datetime", "decimal", "enum", "fractions",
     "functools", "hashlib", "inspect", "ipaddress", "itertools", "json", "math", "operator", "random", "re",
     "string", "struct", "symtable", "sys", "threading", "time", "tokenize", "traceback", "types", "typing",
-    "unicodedata", "weakref", "zlib", "zoneinfo",
+    "unicodedata", "weakref", "zoneinfo",
 })  # fmt: skip
 """Modules of the standard library whose objects are compared, never change, or only synchronize threads."""
 _ASKING = frozenset({"isatty", "fileno", "readable", "writable", "seekable", "tell", "getvalue", "flush", "__enter__",

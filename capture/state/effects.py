@@ -7,6 +7,7 @@ guarded, so that its members after the body are known, too.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -186,7 +187,14 @@ def _may_only_grow(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:
     if source.kind == "item" and id(source.holder) not in before.namespaces:
         is_item = isinstance(source.holder, dict) and type(name) in PLAIN_TYPES
         return is_item and _is_item_counted(before, source, uses)
-    return source.kind != "root" and not uses.is_read(name, ()) and not uses.has_items_read(name)
+    packages = _own_packages(source.holder) if source.kind == "attribute" else ()
+    return source.kind != "root" and not uses.is_read(name, packages) and not uses.has_items_read(name)
+
+
+def _own_packages(holder: Any) -> list[str]:
+    """Packages of Python's own whose code looks after the object's members, as a queue with a largest size does."""
+    packages = [package_of(base.__module__) for base in type(holder).__mro__]
+    return [package for package in packages if package in sys.stdlib_module_names]
 
 
 def _name_of(source: Source) -> Any:

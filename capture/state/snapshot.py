@@ -282,6 +282,8 @@ def _by_name(state: Snapshot, source: Source, value: Any) -> list[Found]:
         return _of_function(state, source, value) if is_of_users(value.__module__) else []
     if issubclass(kind, threading.local):
         return _namespace(state, "item", value.__dict__, value.__dict__, f"{source.path}.", source)
+    if issubclass(kind, types.ModuleType):
+        return _of_module(state, value) if is_of_users(value.__name__) else []
     if kind is contextvars.ContextVar:
         context = Source("context", value, None, f"{source.path}.get()", source)
         default = default_of(value)
@@ -312,6 +314,13 @@ def _of_function(state: Snapshot, source: Source, function: types.FunctionType) 
     members = _namespace(state, "attribute", function, function.__dict__, f"{source.path}.", source)
     places = [Source("attribute", function, name, f"{source.path}.{name}", source) for name in _DEFAULTS]
     return members + [(place, value) for place in places if (value := place.get())]
+
+
+def _of_module(state: Snapshot, module: types.ModuleType) -> list[Found]:
+    """A module that an object, a cell or a container holds: code gets it without naming it, and may use all of it."""
+    scope = module.__dict__
+    _namespace(state, "global", scope, scope, f"{module.__name__}.", None)
+    return list(state.namespaces[id(scope)].members())
 
 
 def _namespace(
@@ -366,6 +375,8 @@ def content_of(value: Any) -> Any:
         return misses_of(value)
     if kind is memoryview or numpy_arrays.is_memory_of_c(kind):
         return numpy_arrays.memory_of_c(value)
+    if numpy_arrays.is_hash(kind):
+        return numpy_arrays.digest_of(value)
     if numpy_arrays.is_array_type(kind) and not value.dtype.hasobject:
         return numpy_arrays.content(value) or (value.shape, hash(value.tobytes()))
     return None
@@ -387,8 +398,12 @@ def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
         return [member for member, _ in _root(source, value())]
     if (content := content_of(value)) is not None:
         state.states.append((source, value, content))
-    if numpy_arrays.is_memory_of_c(type(value)) and (kept := numpy_arrays.kept_by_c(value)) is not None:
-        return [member for member, _ in _root(source, kept)]
+    if numpy_arrays.is_memory_of_c(type(value)) and (below := numpy_arrays.kept_by_c(value)) is not None:
+        return [member for member, _ in _root(source, below)]
+    if issubclass(type(value), BaseException):
+        names = ("args", "__notes__")
+        kept = [Source("attribute", value, name, f"{source.path}.{name}", source) for name in names]
+        return [*_attribute_sources(state, source, value), *kept]
     if closed_package(type(value).__module__) and not isinstance(value, _OPENED) and not has_state(type(value)):
         own = getattr(value, "__dict__", None)
         if type(own) is dict:
