@@ -336,11 +336,15 @@ class Family:
     """Positions of the leaves whose alignment counts: a single element is read alone, wherever it lies."""
     loose: tuple[int, ...]
     """Positions of the leaves that have such strides."""
+    on_host: frozenset[int] = frozenset()
+    """Positions of those in host memory."""
     has_subclasses: bool = False
     """Some leaves are of a class of the user's."""
     entries: dict[tuple[Any, ...], Entry] = field(factory=dict)
     reads_form: bool | None = None
     """What watched runs showed; None before the first."""
+    reads_on_host: bool | None = None
+    """Whether kernels read host memory, as watched runs showed. Else it is only copied, wherever it begins."""
 
     @property
     def takes_any_form(self) -> bool:
@@ -351,27 +355,46 @@ class Family:
         """The form of a call: alignments and strides of its leaves that may choose a kernel."""
         return _form_unseen(self, leaves) if self.has_subclasses else _form(self, leaves)
 
+    def counted(self, form: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What of a form tells entries apart."""
+        if self.takes_any_form:
+            return ()
+        if not self._leaves_out_host:
+            return form
+        begins = zip(self.placed, form, strict=False)
+        return (*[at for position, at in begins if position not in self.on_host], *form[len(self.placed) :])
+
+    def may_begin_anywhere(self, position: int) -> bool:
+        """Whether the alignment of the leaf at this position counts for nothing."""
+        return (
+            self.takes_any_form or position not in self.placed or (self._leaves_out_host and position in self.on_host)
+        )
+
+    @property
+    def _leaves_out_host(self) -> bool:
+        return bool(self.on_host) and self.reads_on_host is False
+
     def find(self, pattern: tuple[Any, ...], leaves: Sequence[Any]) -> Entry | None:
         """The entry of a call."""
-        return self.entries.get((pattern, () if self.reads_form is False else self.form(leaves)))
+        return self.entries.get((pattern, () if self.takes_any_form else self.counted(self.form(leaves))))
 
     def add(self, entry: Entry, pattern: tuple[Any, ...], leaves: Sequence[Any]) -> Entry:
         """Keep a new entry for calls like this one."""
         entry.family, entry.form = self, self.form(leaves)
-        self.entries[pattern, () if self.takes_any_form else entry.form] = entry
+        self.entries[pattern, self.counted(entry.form)] = entry
         return entry
 
-    def regroup(self, *, reads_form: bool) -> bool:
-        """Note whether the body reads the form, as a watched run showed. True if calls come to other entries from now
-        on."""
-        before = self.takes_any_form
+    def regroup(self, *, reads_form: bool, reads_on_host: bool) -> bool:
+        """Note whether the body reads the form, and that of host memory, as a watched run showed. True if calls come to
+        other entries from now on."""
+        before = self.takes_any_form, self._leaves_out_host
         self.reads_form = bool(self.reads_form) or reads_form
-        if before == self.takes_any_form:
+        self.reads_on_host = bool(self.reads_on_host) or reads_on_host
+        if before == (self.takes_any_form, self._leaves_out_host):
             return False
         entries_before, self.entries = self.entries, {}
         for (pattern, _), entry in entries_before.items():
-            form = () if self.takes_any_form else entry.form
-            if self.entries.setdefault((pattern, form), entry) is not entry:
+            if self.entries.setdefault((pattern, self.counted(entry.form)), entry) is not entry:
                 entry.retire()
         return True
 

@@ -184,7 +184,8 @@ def _path(
     trees = in_use()
     any_form = entry.family is not None and entry.family.takes_any_form
     leading = tuple([leading_ones(leaf.shape, leaf.stride()) if any_form else 0 for leaf in leaves])
-    begins = [_ANYWHERE if any_form or leaf.numel() < 2 else leaf.data_ptr() & 63 for leaf in leaves]
+    anywhere = entry.family.may_begin_anywhere if entry.family is not None else _nowhere
+    begins = [_ANYWHERE if leaf.numel() < 2 or anywhere(i) else leaf.data_ptr() & 63 for i, leaf in enumerate(leaves)]
     return native.FastPath(
         modes=modes, miss=MISS, ok=nothing_to_check, function=captured,
         defaults_of=function if isinstance(function, types.FunctionType) else None,
@@ -201,6 +202,11 @@ def _path(
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
         attach=goes_on.attach, tell=goes_on.tell, raised=goes_on.raised,
     )  # fmt: skip
+
+
+def _nowhere(position: int) -> bool:
+    del position
+    return False
 
 
 def _guards_of_defaults(function: Any) -> list[Guard]:

@@ -45,7 +45,8 @@ def family_of(leaves: Sequence[Any]) -> Family:
     seen = [i for i, leaf in enumerate(leaves) if spans[i] and _has_address(leaf)]
     loose = [i for i in seen if tensor_meta.leading_ones(leaves[i].shape, leaves[i].stride())]
     odd = any(isinstance(leaf, torch.Tensor) and type(leaf) not in TENSOR_TYPES for leaf in leaves)
-    return Family(spans, tuple(i for i in seen if leaves[i].numel() > 1), tuple(loose), has_subclasses=odd)
+    placed, on_host = tuple(i for i in seen if leaves[i].numel() > 1), frozenset(i for i in seen if leaves[i].is_cpu)
+    return Family(spans, placed, tuple(loose), on_host, has_subclasses=odd)
 
 
 def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...]:

@@ -236,7 +236,7 @@ def find_lifted(captured: Captured, values: Values, now: Here) -> ByNumber | Non
         assert family is not None
         if key != lifted.key[:-1] or inputs.alias_pattern(leaves, family.spans) != lifted.key[-1]:
             continue
-        if family.takes_any_form or family.form(leaves) == lifted.entry.form:
+        if family.counted(family.form(leaves)) == family.counted(lifted.entry.form):
             return lifted, call_numbers, leaves
     return None
 
