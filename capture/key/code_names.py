@@ -207,10 +207,11 @@ def _value_along(value: Any, attributes: tuple[str, ...]) -> Any:
     return value
 
 
-def part_of(value: Any, *, limit: int | None = SMALL) -> Any:
+def part_of(value: Any, *, limit: int | None = SMALL, above: tuple[int, ...] = ()) -> Any:
     """The key's part for one Python value: plain ones and tuples by value, others by identity.
 
-    Lists and dicts of at most ``limit`` members by value too, since they may be changed in place.
+    Lists and dicts of at most ``limit`` members by value too, since they may be changed in place. ``above``: ``id`` of
+    the containers that this one is in, which may be itself.
     """
     kind = type(value)
     if value is MISSING or value is None:
@@ -220,8 +221,10 @@ def part_of(value: Any, *, limit: int | None = SMALL) -> Any:
     if is_array_type(kind) or (kind in FROZEN and (limit is None or len(value) <= limit)):
         return content(value) or (kind, object())  # equal to nothing: the call runs eagerly
     if isinstance(value, tuple) or (kind in (list, dict) and (limit is None or len(value) <= limit)):
-        members = value.items() if isinstance(value, dict) else value
-        return (kind, *[part_of(member, limit=limit) for member in members])
+        if id(value) in above:
+            return (kind, above.index(id(value)))
+        members, above = value.items() if isinstance(value, dict) else value, (*above, id(value))
+        return (kind, *[part_of(member, limit=limit, above=above) for member in members])
     try:
         return key_of(value, []) if kind in PLAIN_TYPES else (kind, identity_token(value))
     except (Unkeyable, TypeError):

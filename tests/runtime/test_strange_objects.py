@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from capture import capture, config
+from capture import capture, config, recordings
+from tests.support.device import DEVICE
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +135,35 @@ def test_objects_of_strange_classes(make: Callable[[], Any], with_gradients: boo
         for number in range(5):
             x = torch.full((2,), float(number), requires_grad=with_gradients)
             assert torch.equal(takes(x, odd), x * 2)
+
+
+def _list() -> tuple[Any, Callable[[Any], float], Callable[[Any], None]]:
+    made: list[Any] = [2.0]
+    made.append(made)
+    return made, lambda kept: float(kept[1][1][0]), lambda kept: kept.__setitem__(0, 5.0)
+
+
+def _dict() -> tuple[Any, Callable[[Any], float], Callable[[Any], None]]:
+    made: dict[str, Any] = {"factor": 2.0}
+    made["below"] = {"above": made}
+    return made, lambda kept: float(kept["below"]["above"]["factor"]), lambda kept: kept.update(factor=5.0)
+
+
+def _tuple() -> tuple[Any, Callable[[Any], float], Callable[[Any], None]]:
+    inner = list[Any]()
+    made = (inner, 2.0)
+    inner.append(made)
+    return made, lambda kept: float(len(kept[0][0][0])), lambda kept: kept[0].append(1)
+
+
+@pytest.mark.parametrize("make", [_list, _dict, _tuple])
+def test_state_that_contains_itself_is_followed(make: Callable[[], Any]) -> None:
+    kept, read, change = make()
+    captured = capture(lambda x: x * read(kept))
+    for number in range(10):
+        if number == 5:
+            assert recordings(captured).replays > 0
+            change(kept)
+        x = torch.full((3,), float(number), device=DEVICE)
+        assert torch.equal(captured(x), x * read(kept)), number
+    assert recordings(captured).replays > 4
