@@ -94,6 +94,10 @@ class NameUses:
 
     read: frozenset[str]
     """Something may follow from their values."""
+    called: frozenset[str]
+    """Something follows from what they do as methods: their values are no numbers, nor plain containers."""
+    filled_anyhow: frozenset[str]
+    """Names in which values are put by keys that are not constants."""
     counted: frozenset[str]
     """A number is added to them."""
     grown: frozenset[str]
@@ -109,14 +113,15 @@ class NameUses:
     """Names in which values are put by constant keys."""
     asked: frozenset[Any]
     """Names that are asked for items by a method, which an object that is no dict may answer from all that it has."""
-    stores: frozenset[tuple[Any, int]]
-    """Names of attributes and constant keys of items that are given values, with the instruction that does it; -1 where
-    a call does it by a text."""
+    stores: frozenset[tuple[str, Any, int]]
+    """Names that are given values as an ``attribute``, constant keys that are given some as an ``item``, and names in
+    which ``any`` item may be given one, each with the instruction that does it; -1 where a call does it by a text."""
 
     def is_only_updated(self, name: str) -> bool:
         """Whether the name, or an item of it, is counted up, added to or filled, and nothing else depends on it here.
         Reads of its other items are found while the body is watched."""
-        if name in self.read:
+        is_filled_anyhow = name in self.filled_anyhow and (name in self.counted or name in self.grown)
+        if name in self.read or name in self.called or is_filled_anyhow:
             return False
         counted = {_ends(item)[1] for item in self.items_updated if _ends(item)[0] == name}
         read = {_ends(item)[1] for item in self.items_read if _ends(item)[0] == name}
@@ -185,12 +190,14 @@ class _Walk:
     asked: builtins.set[Any] = field(factory=builtins.set)
     _keywords: tuple[str, ...] = ()
     """Of the call to come, up to Python 3.12."""
-    _stores: builtins.set[tuple[Any, int]] = field(factory=builtins.set)
+    _stores: builtins.set[tuple[str, Any, int]] = field(factory=builtins.set)
+    _called: builtins.set[str] = field(factory=builtins.set)
+    _filled_anyhow: builtins.set[str] = field(factory=builtins.set)
     _at: int = 0
 
     def note_texts(self, constants: Iterable[Any]) -> None:
         """The code may set what has one of these names."""
-        self._stores |= {(one, -1) for one in constants if type(one) is str}
+        self._stores |= {(kind, one, -1) for one in constants if type(one) is str for kind in ("attribute", "item")}
 
     def step(self, instruction: dis.Instruction) -> None:
         """Follow one instruction."""
@@ -241,6 +248,8 @@ class _Walk:
         ]
         return NameUses(
             read=frozenset(value.name for value in named if not value.uses or "read" in value.uses) | frozenset(texts),
+            called=frozenset(self._called),
+            filled_anyhow=frozenset(self._filled_anyhow),
             counted=frozenset(value.name for value in named if "counted" in value.uses),
             grown=frozenset(value.name for value in named if "grown" in value.uses),
             items_read=frozenset(key for value, key in items if "read" in value.uses or not value.uses),
@@ -319,12 +328,16 @@ class _Walk:
         if len(called) < count + 2 or called[0].kind != "method" or called[0].name != _FILLING or not count:
             return False
         made = called[2] if count == len(keywords) + 1 and called[2].kind == "dict" else None
-        if called[0].base is None or (made is None and count != len(keywords)):
+        base, is_known = called[0].base, made is not None or count == len(keywords)
+        if base is None or not (is_known or (count == 1 and base.kind in ("name", "attribute"))):
             return False
         for value in called[2:]:
             self._read(value)
         del self.stack[-len(called) :]
-        self._fill(called[0].base, [*(made.name if made is not None else ()), *keywords])
+        self._fill(base, [*(made.name if made is not None else ()), *keywords])
+        if not is_known:
+            self._use(base, "item")
+            self._fill_anyhow(base)
         self.stack.append(_Value("other"))
         return True
 
@@ -332,6 +345,11 @@ class _Walk:
         self.asked.add(container.full_name())  # another object than a dict may do anything with it
         for key in keys:
             self._put_item(container, _Value("constant", key), _Value("other"))
+
+    def _fill_anyhow(self, container: _Value) -> None:
+        self._filled_anyhow.add(container.name)
+        self.filled.add(container.name)
+        self._stores.add(("any", container.name, self._at))
 
     def _item_by_method(self, name: str, count: int) -> bool:
         """``d.get(key)``, ``d.get(key, other)`` or ``d.setdefault(key, other)``: where there is such a key, that item.
@@ -365,7 +383,12 @@ class _Walk:
             self._load(_Value("method", instruction.argval, base))
         else:
             self._read(base)
-            self._load(_Value("attribute", instruction.argval, base))
+            value = _Value("attribute", instruction.argval, base)
+            if is_method:
+                self._called.add(instruction.argval)
+                self.stack.append(value)
+            else:
+                self._load(value)
         if is_method:
             self.stack.append(_Value("other"))
 
@@ -412,7 +435,7 @@ class _Walk:
 
     def _put(self, place: _Value, value: _Value) -> None:
         self.set.add(place.name)
-        self._stores.add((place.name, self._at))
+        self._stores.add(("attribute", place.name, self._at))
         if value.kind == "filled" and value.base is not None and value.base.is_like(place):
             return
         before = value.base if value.kind == "sum" else None
@@ -431,7 +454,10 @@ class _Walk:
             and value.base.is_like(_Value("item", key.name, container))
         ):
             return
-        self._use(container, "item" if is_constant else "read")
+        is_named = container.kind in ("name", "attribute")
+        self._use(container, "item" if is_constant or is_named else "read")
+        if is_named and not is_constant:
+            self._fill_anyhow(container)
         before = value.base if value.kind == "sum" else None
         same = before is not None and before.kind == "item" and is_constant and type(before.name) is type(key.name)
         if before is not None and same and before.name == key.name and container.is_like(before.base):
@@ -439,7 +465,7 @@ class _Walk:
             return
         holder = container
         if is_constant:
-            self._stores.add((key.name, self._at))
+            self._stores.add(("item", key.name, self._at))
         while holder.kind == "item" and holder.base is not None:
             holder = holder.base
         if is_constant and holder.kind in ("name", "attribute"):

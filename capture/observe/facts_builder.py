@@ -308,7 +308,7 @@ def effects_of(watched: ObservedRun, classify: Classifier) -> tuple[list[KeptEff
     kept: list[KeptEffect] = []
     facts: list[Effect] = []
     reads, effects = KeptReads(watched), list[KeptEffect]()
-    for change in [*watched.changed, *_made_again(watched), *reads.unchanged()]:
+    for change in [*reads.with_unchanged(watched.changed), *_made_again(watched)]:
         change = reads.without_amount(change)
         left = () if change.amount is not None else pytree.leaves(change.after, change.source.path)
         effects.append(KeptEffect(change, tuple(classify.leaf(p, v) for p, v in left)))

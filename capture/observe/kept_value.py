@@ -18,7 +18,7 @@ from capture.key.name_uses import name_uses
 from capture.key.packages import is_library, package_of
 from capture.observe.described import KeptEffect, KeptLeaf
 from capture.observe.operator_schema import read_text
-from capture.observe.returned_value import Kept, as_returned, computed
+from capture.observe.returned_value import Kept, as_returned, computed, times_named
 from capture.observe.run import ObservedRun
 from capture.observe.trace import HandedOut, RunTrace
 from capture.state.effects import UsesOfNames, is_only_counted, names_holding, uses_of_names
@@ -59,6 +59,17 @@ class KeptReads:
             return change
         self._counted[id(change.source)] = change
         return evolve(change, amount=None)
+
+    def with_unchanged(self, changes: Sequence[Change]) -> list[Change]:
+        """All of them, and places that hold the same number as before, in the order in which a run tells changes: that
+        is the same in each."""
+        order = {id(source): at for at, (source, _) in enumerate(self.watched.before.sources.values())}
+        told = [*changes]
+        for change in self.unchanged():
+            own = order[id(change.source)]
+            later = (at for at, other in enumerate(told) if order.get(id(other.source), len(order)) > own)
+            told.insert(next(later, len(told)), change)
+        return told
 
     def unchanged(self) -> Iterator[Change]:
         """Places that hold the same number as before the run: by the next call it is another one."""
@@ -156,17 +167,27 @@ class KeptReads:
             *[array.keepers for array in trace.arrays.values()],
         ]
         known = {one.by for places in all_places for one in places}
+        calls = {one for places in all_places for place in places for one in place.via}
+        called_by = {name for name, _, _ in place.via}
+        holders = names_holding(self.watched.before, place.holder) if place.kind == "item" else ()
         packages = {package_of(one.__module__) for one in type(place.holder).__mro__}
         for code, scopes in self.watched.ran.codes.items():
-            stores = [
-                at for name, at in name_uses(code).stores if name == place.name and type(name) is type(place.name)
-            ]
-            if all((code, at) in known for at in stores):
+            stores = [at for kind, name, at in name_uses(code).stores if self._may_be(place, kind, name, holders)]
+            tracked = [at for called, caller, at in calls if caller is code and called in called_by]
+            named = sum(times_named(code, name, is_attribute=of_object) for name, of_object in called_by)
+            if all((code, at) in known for at in stores) and named == len(tracked):
                 continue
             owners = {package_of(scope.get("__name__")) for scope in scopes}
             if not all(map(is_library, owners)) or not packages.isdisjoint(owners):
                 return True
         return False
+
+    @staticmethod
+    def _may_be(place: Kept, kind: str, name: Any, holders: Sequence[Any]) -> bool:
+        """Whether what is stored so (``NameUses.stores``) may be this place. ``holders``: names of what it is in."""
+        if kind == "any":
+            return name in holders
+        return kind == place.kind and type(name) is type(place.name) and bool(name == place.name)
 
     @staticmethod
     def _is_place(place: Kept, source: Source) -> bool:

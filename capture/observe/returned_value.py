@@ -14,6 +14,7 @@ another name that others see, or a call that may look at local names ends the se
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import inspect
@@ -23,7 +24,7 @@ import sys
 import types
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +57,9 @@ _AND = "; "
 _KEPT = "kept"
 _NO_KEY = frozenset(".;=")
 _MOST_FRAMES = 12
+_MOST_CALLS = 4
+_DICTS = (dict, defaultdict, OrderedDict)
+_UPDATE = ("attribute", "update")
 _MOST_STATES = 2_000
 
 
@@ -103,9 +107,32 @@ class _Sum:
 
 
 @frozen
+class _Other:
+    """What the same instruction reads when it is come to once more, which is looked at then."""
+
+
+@frozen
+class _Arguments:
+    """What a function is called with: by position, and by name."""
+
+    positional: tuple[Value, ...]
+    named: tuple[tuple[str, Value], ...]
+
+
+@frozen(eq=False)
+class _Begun:
+    """What a function of users' has as it begins, as far as that is known of a call to come."""
+
+    f_code: types.CodeType
+    f_locals: dict[str, Any]
+    f_globals: dict[str, Any]
+    f_builtins: dict[str, Any]
+
+
+@frozen
 class _Stored:
     """The value was put where others can see it: ``append`` to what the code names, or on an ``attribute`` or as an
-    ``item`` of it."""
+    ``item`` of it; or a function was called with it, and ``name`` has its arguments."""
 
     kind: str
     holder: _Name
@@ -131,13 +158,15 @@ class Kept:
     adds: bool = False
     by: tuple[types.CodeType, int] | None = None
     """The instruction that puts it there."""
+    via: tuple[tuple[tuple[str, bool], types.CodeType, int], ...] = ()
+    """The calls by which it comes there, each with the name of what is called, and whether that is an attribute."""
 
 
 class _Refused(Exception):
     """The value may be used for something, so it has to be compared."""
 
 
-Value = _Read | _Constant | _Name | _Made | _Computed | _Sum | None
+Value = _Read | _Constant | _Name | _Made | _Computed | _Sum | _Other | None
 """None: another value, of which nothing is known."""
 _LOADS = (
     "LOAD_FAST",
@@ -218,14 +247,14 @@ def _what_comes(frames: Sequence[types.FrameType]) -> tuple[Value, list[Kept]] |
         if inner is not None and not _calls(frame, at, inner.f_code):
             return None
         value_and_kept = _left_by(frame.f_code, at, left)
-        more = None if value_and_kept is None else [_kept(frame, stored) for stored in value_and_kept[1]]
-        if value_and_kept is None or more is None or None in more:
+        more = None if value_and_kept is None else _all_kept(frame, value_and_kept[1])
+        if value_and_kept is None or more is None:
             return None
         try:
             left = _with_numbers(frame, value_and_kept[0])
         except _Refused:
             return None
-        kept += [place for place in more if place is not None]
+        kept += more
         if not _holds_read(left):
             break
     return left, kept
@@ -318,7 +347,10 @@ def _callees(code: types.CodeType, at: int) -> tuple[Value, ...]:
     return tuple(_stack(_steps(code)[:at])[-takes:][:2])
 
 
-def _resolved(frame: types.FrameType, name: Value) -> Any:
+_Frame = types.FrameType | _Begun
+
+
+def _resolved(frame: _Frame, name: Value) -> Any:
     """What this frame names, without running code of users; None if that is not known."""
     value: Any = None
     if not isinstance(name, _Name):
@@ -338,7 +370,7 @@ def _resolved(frame: types.FrameType, name: Value) -> Any:
     return value
 
 
-def _with_numbers(frame: types.FrameType, value: Value) -> Value:
+def _with_numbers(frame: _Frame, value: Value) -> Value:
     """The same with the numbers that this frame computes with in the place of their names."""
     if isinstance(value, _Made):
         return _Made(tuple([(name, _with_numbers(frame, member)) for name, member in value.members]))
@@ -353,7 +385,7 @@ def _with_numbers(frame: types.FrameType, value: Value) -> Value:
     return _Computed(tuple(steps))
 
 
-def _number(frame: types.FrameType, name: _Name) -> Any:
+def _number(frame: _Frame, name: _Name) -> Any:
     """A number that this frame has now, by a name or as the size of a tensor or container."""
     value, steps = _resolved(frame, _Name(name.kind, name.name)), list(name.steps)
     for kind, step in steps[:1]:
@@ -369,7 +401,7 @@ def _number(frame: types.FrameType, name: _Name) -> Any:
     return value
 
 
-def _kept(frame: types.FrameType, stored: _Stored) -> Kept | None:
+def _kept(frame: _Frame, stored: _Stored) -> Kept | None:
     """None where code of users may run, or what it is put on is not known."""
     holder = _resolved(frame, stored.holder)
     try:
@@ -379,7 +411,7 @@ def _kept(frame: types.FrameType, stored: _Stored) -> Kept | None:
     if stored.kind == "append":
         plain = type(holder) in (list, deque)
     elif stored.kind == "item":
-        plain = type(holder) in (dict, defaultdict, OrderedDict) and type(stored.name) is str
+        plain = type(holder) in _DICTS and type(stored.name) is str
     else:
         kind = type(holder)
         own = inspect.getattr_static(kind, "__setattr__", None)  # in C, as that of object, or a module's
@@ -388,6 +420,97 @@ def _kept(frame: types.FrameType, stored: _Stored) -> Kept | None:
         plain = plain and holder is not None and not isinstance(holder, (type, types.ModuleType, torch.Tensor))
     by = frame.f_code, stored.at
     return Kept(stored.kind, holder, stored.name, stored.count, formula, stored.adds, by) if plain else None
+
+
+def _all_kept(frame: _Frame, stored: Iterable[_Stored], depth: int = 0) -> list[Kept] | None:
+    """What keeps the value, also in functions that are called with it. None if that is not known, or not all."""
+    kept = list[Kept]()
+    for one in stored:
+        places = _kept_by_call(frame, one, depth) if one.kind == "call" else [_kept(frame, one)]
+        if places is None or None in places:
+            return None
+        kept += [place for place in places if place is not None]
+    return kept
+
+
+def _kept_by_call(frame: _Frame, stored: _Stored, depth: int) -> list[Kept] | None:
+    """What a function of users' keeps of the value, with which it is called later on."""
+    called = _resolved(frame, stored.holder)
+    if called is isinstance:
+        return []  # whatever is read, its type is the same
+    if stored.holder.steps[-1:] == (_UPDATE,):
+        holder = evolve(stored.holder, steps=stored.holder.steps[:-1])
+        if type(_resolved(frame, holder)) in _DICTS:
+            items = _updated(holder, stored)
+            return None if items is None else _all_kept(frame, items)
+    function, owner = _function_and_owner(frame, stored.holder, called)
+    begun = None if function is None or depth > _MOST_CALLS else _begun(frame, function, owner, stored.name)
+    if function is None or begun is None:
+        return None
+    frame_of_call, names = begun
+    left_and_stored = _left_from_begin(function.__code__, frozenset(names.items()))
+    if left_and_stored is None or _holds_read(left_and_stored[0]):
+        return None
+    kept = _all_kept(frame_of_call, left_and_stored[1], depth + 1)
+    name = stored.holder.steps[-1][1] if stored.holder.steps else stored.holder.name
+    via = (name, bool(stored.holder.steps)), frame.f_code, stored.at
+    if kept is None or name != function.__code__.co_name:  # what else calls it is found by its name
+        return None
+    return [evolve(place, via=(*place.via, via)) for place in kept]
+
+
+def _function_and_owner(
+    frame: _Frame, callee: _Name, called: Any
+) -> tuple[types.FunctionType | None, tuple[Any, ...]]:  # fmt: skip
+    """The Python function that a call runs, and the object that it gets first, if it is a method's."""
+    if type(called) is types.MethodType:
+        return (called.__func__, (called.__self__,)) if type(called.__func__) is types.FunctionType else (None, ())
+    if type(called) is not types.FunctionType:
+        return None, ()
+    if not callee.steps:
+        return called, ()
+    holder = _resolved(frame, evolve(callee, steps=callee.steps[:-1]))
+    kind, step = type(holder), callee.steps[-1]
+    if isinstance(holder, types.ModuleType) or step[0] != "attribute":
+        return called, ()
+    if isinstance(holder, type) or inspect.getattr_static(kind, "__getattribute__") is not object.__getattribute__:
+        return None, ()
+    return called, () if step[1] in getattr(holder, "__dict__", ()) else (holder,)
+
+
+def _begun(
+    frame: _Frame, function: types.FunctionType, owner: tuple[Any, ...], arguments: _Arguments
+) -> tuple[_Begun, dict[str, Value]] | None:  # fmt: skip
+    """What the function has as it begins; and by name what is no object yet, or a constant."""
+    code = function.__code__
+    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return None
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    given = dict[str, Value](zip(parameters[len(owner) : code.co_argcount], arguments.positional, strict=False))
+    if len(given) < len(arguments.positional) or not given.keys().isdisjoint(name for name, _ in arguments.named):
+        return None
+    given |= dict(arguments.named)
+    own = dict[str, Any](zip(parameters, owner, strict=False))
+    defaults = function.__defaults__ or ()
+    own |= dict(zip(parameters[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True))
+    own |= function.__kwdefaults__ or {}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        own |= {name: cell.cell_contents} if cell != types.CellType() else {}
+    names = dict[str, Value]()
+    for name, value in given.items():
+        own.pop(name, None)
+        if _holds_read(value):
+            try:
+                names[name] = _with_numbers(frame, value)
+            except _Refused:
+                return None
+        elif isinstance(value, _Constant):
+            own[name], names[name] = value.value, value
+        elif isinstance(value, _Name):
+            held = _number(frame, value) if value.steps and _is_size(value) else _resolved(frame, value)
+            if not value.steps or _is_size(value) or type(held) not in (int, float):
+                own[name] = held  # a number that is kept elsewhere may be another one by then
+    return _Begun(code, own, function.__globals__, vars(builtins)), names
 
 
 def _code_of(value: Any) -> types.CodeType | None:
@@ -418,6 +541,28 @@ def _left_by(code: types.CodeType, at: int, value: Value) -> tuple[Value, tuple[
     except _Refused:
         return None
     return ends[0] if len(set(ends)) == 1 else None
+
+
+@functools.lru_cache(maxsize=256)
+def _left_from_begin(
+    code: types.CodeType, names: frozenset[tuple[str, Value]]
+) -> tuple[Value, tuple[_Stored, ...]] | None:  # fmt: skip
+    """The same for a function that begins with these local names."""
+    if code.co_flags & _SUSPENDS or any(name in code.co_cellvars and _holds_read(value) for name, value in names):
+        return None
+    try:
+        ends = _Ways(_steps(code)).ends(0, (), names)
+    except _Refused:
+        return None
+    return ends[0] if len(set(ends)) == 1 else None
+
+
+@functools.lru_cache(maxsize=1024)
+def times_named(code: types.CodeType, name: str, *, is_attribute: bool) -> int:
+    """How often the code names something that it may call."""
+    of_names = () if is_attribute else (*_LOADS, *_NAMED)
+    named = [step for step in _steps(code) if step.opname in (*of_names, "LOAD_ATTR", "LOAD_METHOD", "LOAD_CONST")]
+    return sum(name in _names(step) for step in named)
 
 
 def _stack(steps: Sequence[dis.Instruction]) -> list[Value]:
@@ -514,9 +659,12 @@ class _Ways:
     def __init__(self, steps: Sequence[dis.Instruction]) -> None:
         self._steps = steps
 
-    def ends(self, number: int, stack: tuple[Value, ...]) -> list[tuple[Value, tuple[_Stored, ...]]]:
+    def ends(
+        self, number: int, stack: tuple[Value, ...], names: frozenset[tuple[str, Value]] = frozenset()
+    ) -> list[tuple[Value, tuple[_Stored, ...]]]:  # fmt: skip
         """What the code returns, and has put elsewhere, at the ends of all ways from here."""
-        begun: list[_State] = [(number, stack, frozenset(), ())]
+        begun: list[_State] = [(number, stack, names, ())]
+        reads = number - 1
         seen, ends = set[_State](), list[tuple[Value, tuple[_Stored, ...]]]()
         while begun:
             number, stack, names, stored = state = begun.pop()
@@ -538,7 +686,9 @@ class _Ways:
             elif _may_set(step, stack, stored):
                 raise _Refused  # another value is put where the read may be
             else:
-                begun.append((number + 1, *_done(step, list(stack), dict(names)), stored))
+                after, names = _done(step, list(stack), dict(names))
+                again = (*after[:-1], _Other()) if number == reads else after
+                begun.append((number + 1, again, names, stored))
         return ends
 
     def _keywords(self, number: int) -> tuple[str, ...]:
@@ -567,7 +717,7 @@ def _put_elsewhere(
         return None
     below, taken = tuple(stack[:-takes]), stack[-takes:]
     if step.opname in _TAKES_MORE:
-        put = _put_by_method(step, taken, keywords) if any(map(_holds_read, taken)) else None
+        put = _put_by_call(step, taken, keywords) if any(map(_holds_read, taken)) else None
         return None if put is None else ((*below, None), put)
     if step.opname == "BINARY_OP" and isinstance(taken[0], _Name) and isinstance(taken[1], _Made):
         is_list = not any(isinstance(key, str) for key, _ in taken[1].members)
@@ -584,33 +734,52 @@ def _put_elsewhere(
 
 
 def _may_set(step: dis.Instruction, stack: Sequence[Value], stored: Sequence[_Stored]) -> bool:
-    """Whether the instruction gives a value to what has the name of a place that holds the read."""
-    name = step.argval
-    if step.opname == "STORE_SUBSCR" and stack and isinstance(stack[-1], _Constant):
-        name = stack[-1].value
+    """Whether the instruction gives a value to what has the name of a place that holds the read, or to a function that
+    got the read."""
+    takes, name = _taken_by(step), step.argval
+    taken = stack[-takes:] if takes and takes <= len(stack) else ()
+    if step.opname in _TAKES_MORE:
+        again = any(one.kind == "call" and one.at == step.offset for one in stored)
+        return again and not any(isinstance(one, _Other) for one in taken)
+    if step.opname == "STORE_SUBSCR" and taken and isinstance(taken[-1], _Constant):
+        name = taken[-1].value
     elif step.opname != "STORE_ATTR":
         return False
-    return any(one.kind != "append" and type(one.name) is type(name) and one.name == name for one in stored)
+    known = bool(taken) and isinstance(taken[0], _Other)
+    places = [one.name for one in stored if one.kind in ("attribute", "item")]
+    return not known and any(type(place) is type(name) and place == name for place in places)
 
 
-def _put_by_method(
+def _put_by_call(
     step: dis.Instruction, taken: Sequence[Value], keywords: tuple[str, ...]
 ) -> tuple[_Stored, ...] | None:  # fmt: skip
-    """Where ``append`` or ``update``, called with these values, puts the read."""
+    """Where ``append``, ``update`` or another function, called with these values, puts the read."""
     callee, given = next((one for one in taken[:2] if isinstance(one, _Name)), None), [*taken[2:]]
     if step.opname == "CALL_KW":
         names = given.pop()
         keywords = names.value if isinstance(names, _Constant) else ()
-    if callee is None or not callee.steps or _holds_read(taken[0]):
-        return None
-    holder, method = evolve(callee, steps=callee.steps[:-1]), callee.steps[-1]
-    if method == ("attribute", "append") and not keywords and len(given) == 1:
-        return (_Stored("append", holder, None, _count(given[0]), _one_of(given[0])),)
-    if method != ("attribute", "update") or len(given) > len(keywords) + 1:
+    if callee is None or _holds_read(taken[0]) or len(given) < len(keywords):
         return None
     positional, named = given[: len(given) - len(keywords)], given[len(given) - len(keywords) :]
-    members = _dict([*map(_Constant, keywords)], named)
-    return tuple([one for made in (*positional, members) if _holds_read(made) for one in _items(holder, made)])
+    holder, method = evolve(callee, steps=callee.steps[:-1]), callee.steps[-1] if callee.steps else None
+    if method == ("attribute", "append") and not keywords and len(given) == 1:
+        return (_Stored("append", holder, None, _count(given[0]), _one_of(given[0])),)
+    if any(isinstance(one, _Sum) for one in given):
+        return None
+    arguments = _Arguments(tuple(positional), tuple(zip(keywords, named, strict=True)))
+    return (_Stored("call", callee, arguments, 0),)
+
+
+def _updated(holder: _Name, stored: _Stored) -> tuple[_Stored, ...] | None:
+    """What ``update`` of a dict puts where, by its arguments."""
+    positional, named = stored.name.positional, stored.name.named
+    try:
+        members = _dict([_Constant(key) for key, _ in named], [value for _, value in named])
+        made = [one for one in (*positional, members) if _holds_read(one)]
+        items = [item for one in made for item in _items(holder, one)]
+    except _Refused:
+        return None
+    return tuple([evolve(one, at=stored.at) for one in items]) if len(positional) < 2 else None
 
 
 def _items(holder: _Name, made: Value) -> tuple[_Stored, ...]:
@@ -763,7 +932,7 @@ def _size(called: Sequence[Value]) -> _Name | None:
 def _only_read(value: Value) -> Value:
     if isinstance(value, _Sum):
         raise _Refused  # it is part of what was in a place
-    return value if _holds_read(value) else None
+    return value if _holds_read(value) or isinstance(value, _Other) else None
 
 
 def _count(value: Value) -> int:

@@ -39,6 +39,10 @@ class UsesOfNames:
     grown: set[str] = field(factory=set)
     asked: set[Any] = field(factory=set)
     """Names that are asked for items by a method (``NameUses.asked``)."""
+    filled_anyhow: set[str] = field(factory=set)
+    """Names in which users' code puts values by keys that are not constants."""
+    called: set[str] = field(factory=set)
+    """Names of attributes that users' code calls."""
     is_computed: bool = False
     """Users' code looks up names that are not constants."""
 
@@ -54,9 +58,17 @@ class UsesOfNames:
         """Whether a method of the value may look at all that it holds."""
         return name in self.asked and type(value) not in _PLAIN_DICTS
 
+    def is_filled_anyhow(self, name: Any) -> bool:
+        """Whether values may be put under any key in what has the name, or is in it."""
+        while type(name) is tuple:
+            if name[0] in self.filled_anyhow:
+                return True
+            name = name[0]
+        return name in self.filled_anyhow
+
     def only_counted(self) -> frozenset[str]:
         """Names that users' code adds to and does nothing else with."""
-        return frozenset(self.counted - self.read.get("", set())) if not self.is_computed else frozenset()
+        return frozenset(self.counted - self.read.get("", set()) - self.called) if not self.is_computed else frozenset()
 
     def has_items_read(self, name: str) -> bool:
         """Whether something depends on a member of what has this name."""
@@ -71,6 +83,8 @@ def uses_of_names(ran: CodeRun) -> UsesOfNames:
         all_uses.counted |= uses.counted | uses.items_updated
         all_uses.grown |= uses.grown
         all_uses.asked |= uses.asked
+        all_uses.filled_anyhow |= uses.filled_anyhow
+        all_uses.called |= uses.called
         for scope in scopes:
             package = package_of(scope.get("__name__"))
             owner = package if is_library(package) else ""
@@ -145,6 +159,7 @@ def _is_item_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> boo
         (name, key) in uses.counted
         and not uses.is_read_whole((name, key))
         and not uses.may_ask(name, source.holder)
+        and not uses.is_filled_anyhow(name)
         and not (is_list and uses.has_items_read(name))
         for name in names
     )
@@ -176,7 +191,8 @@ def _is_only_grown(before: Snapshot, container: Any, uses: UsesOfNames) -> bool:
     """Whether members are added at its end, and nothing else depends on its content."""
     places = list(_places_of(before, container))
     named = [place for place in places if not _is_of_method(place)]
-    if any(uses.may_ask(_name_of(place), container) for place in named):
+    names = [_name_of(place) for place in named]
+    if any(uses.may_ask(name, container) or uses.is_filled_anyhow(name) for name in names):
         return False
     grows = len(named) < len(places) or any(_name_of(one) in uses.grown or one.kind == "item" for one in named)
     return grows and not uses.is_read("__self__", ()) and all(_may_only_grow(before, one, uses) for one in named)
