@@ -72,8 +72,8 @@ class Shortcuts:
         self._paths: Any = native.FastPaths(MISS)
         self.straight: Callable[..., Any] = self._paths
         """The function to try first: it takes a call's positional arguments as given."""
-        self._by_shapes: dict[tuple[torch.Size, ...], list[tuple[int, int, Any]]] = {}
-        """By shapes of the tensors: number of the entry, ``id`` of the trees that the path uses, and the path."""
+        self._by_shapes: dict[tuple[torch.Size, ...], list[tuple[Entry, int, Any]]] = {}
+        """By shapes of the tensors: the entry, ``id`` of the trees that the path uses, and the path."""
         self._added = 0
 
     @property
@@ -114,10 +114,12 @@ class Shortcuts:
             return
         if on_trial:
             entry.payoff.try_out(path)
+        # recordings go in many ways, as with the thread that made them
+        self._drop(lambda one: one is not entry and not one.nodes)
         self._paths.add(path)
         self._added += 1
         alike = self._by_shapes.setdefault(_shapes(values), [])
-        whose = entry.number, id(in_use())
+        whose = entry, id(in_use())
         ours = [path_of_shape for path_of_shape in alike if path_of_shape[:2] == whose]
         stale = ours[_FORMS - 1 :]  # a path that still fitted would have taken this call
         for *_, gone in stale:
@@ -145,10 +147,16 @@ class Shortcuts:
 
     def forget(self, entry: int) -> None:
         """The entry with this number has no recording any more."""
+        self._drop(lambda one: one.number == entry)
+
+    def _drop(self, is_gone: Callable[[Entry], bool]) -> None:
+        """Forget the paths of these entries."""
         for shapes, paths in list(self._by_shapes.items()):
-            for *_, path in [one for one in paths if one[0] == entry]:
+            gone = [known for known in list(paths) if is_gone(known[0])]
+            for *_, path in gone:
                 self._paths.remove(path)
-            paths[:] = [one for one in paths if one[0] != entry]
+            if gone:
+                paths[:] = [known for known in paths if all(known is not dropped for dropped in gone)]
             if not paths:
                 self._by_shapes.pop(shapes, None)
 

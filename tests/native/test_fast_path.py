@@ -312,7 +312,7 @@ def test_a_path_that_is_removed_takes_no_call() -> None:
     assert fresh_paths[0](x) is MISS
     assert torch.equal(fresh_paths[1](x), x + 1)
     held = sys.getrefcount(path)
-    shortcuts.forget(entry)
+    shortcuts.forget(entry.number)
     assert sys.getrefcount(path) == held - 2  # neither Python nor C keeps it
     assert torch.equal(mine(x), x + 1)
 
