@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import types
+import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from attrs import define, evolve, field, frozen
@@ -71,6 +72,10 @@ class TrainingRegion(Protocol):
 
     def retire(self) -> None:
         """The forward pass was forgotten."""
+
+
+def _no_family() -> None:
+    return None
 
 
 @frozen(eq=False)
@@ -170,7 +175,8 @@ class Entry:
     backend: Backend | None = None
     partners: frozenset[int] = frozenset()
     """Ranks that took part when this rank told the others of a run for this key."""
-    family: Family | None = field(default=None, repr=False)
+    _family: Callable[[], Family | None] = field(default=_no_family, repr=False)
+    """Weak: what is dropped goes at once, and not with a garbage collection, which may be far off."""
     form: tuple[Any, ...] = ()
     """The form (``Family``) of the call that it was made for."""
     region: TrainingRegion | None = None
@@ -180,6 +186,15 @@ class Entry:
     another entry, so that none changes its kind while a call in another thread is under way."""
     plain: Entry | None = None
     """The entry that this is the ``forward`` one of."""
+
+    @property
+    def family(self) -> Family | None:
+        """The family that leads calls to it; None where none does."""
+        return self._family()
+
+    def join(self, family: Family, form: tuple[Any, ...]) -> None:
+        """Become one of the entries of a family."""
+        self._family, self.form = weakref.ref(family), form
 
     @property
     def may_differ_again(self) -> bool:
@@ -380,7 +395,7 @@ class Family:
 
     def add(self, entry: Entry, pattern: tuple[Any, ...], leaves: Sequence[Any]) -> Entry:
         """Keep a new entry for calls like this one."""
-        entry.family, entry.form = self, self.form(leaves)
+        entry.join(self, self.form(leaves))
         self.entries[pattern, self.counted(entry.form)] = entry
         return entry
 

@@ -157,8 +157,11 @@ def _lifted(
         return None
     if node.tree is None:  # the pool was given up
         return None
+    family_of_lifted = entry.family
+    if family_of_lifted is None:  # another thread dropped it
+        return None
     lifted = numbers.Lifted(
-        entry, entry.key, node, tree, numbers_or_reason, watched, positions, bound.values, Shortcuts()
+        entry, family_of_lifted, entry.key, node, tree, numbers_or_reason, watched, positions, bound.values, Shortcuts()
     )
     if lifted.taken(bound.values) is None:
         return None
@@ -232,8 +235,7 @@ def find_lifted(captured: Captured, values: Values, now: Here) -> ByNumber | Non
             captured.arguments(standing, leaves),
             *(captured.rest(standing) if lifted.key[2:-1] else ()),
         )
-        family = lifted.entry.family
-        assert family is not None
+        family = lifted.family
         if key != lifted.key[:-1] or inputs.alias_pattern(leaves, family.spans) != lifted.key[-1]:
             continue
         if family.counted(family.form(leaves)) == family.counted(lifted.entry.form):

@@ -39,7 +39,7 @@ from capture.observe.returned_value import are_read_anew
 from capture.runtime.branches import replay_whole
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
-from capture.runtime.entry import Entry
+from capture.runtime.entry import Entry, Family
 from capture.runtime.fast_path import GoesOn, Shortcuts
 from capture.runtime.noted_math import noting_math
 from capture.runtime.noted_numbers import Formula, Noting, holds_noted
@@ -408,7 +408,9 @@ class Lifted:
     """One recording for all values of some numbers."""
 
     entry: Entry
-    """It is in no family: only this object leads calls to it."""
+    """Only this object leads calls to it."""
+    family: Family
+    """Its family, which is not among those of the function any more."""
     key: Any
     node: Node
     tree: Tree

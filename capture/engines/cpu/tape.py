@@ -332,20 +332,7 @@ class Tape:
         """Equal for steps of which a kernel cannot tell one from another but by values: the same function, numbers,
         forms and alignment of tensors, and the same of them in one memory. None: it has other arguments."""
         memories: dict[int, tuple[int, int]] = {}
-
-        def told(value: Any) -> Any:
-            if isinstance(value, Register):
-                root, geometry = self._geometries[value.number]
-                at = _address(self.registers[value.number]) % ALIGNED
-                memory, begin = memories.setdefault(id(root), (len(memories), geometry.offset))
-                metadata = geometry.dtype, geometry.shape, geometry.stride, geometry.conj
-                return *metadata, at, memory, geometry.offset - begin
-            if isinstance(value, (list, tuple)):
-                return tuple(map(told, value))
-            if type(value) in PLAIN_TYPES:
-                return type(value), repr(value)
-            raise LookupError
-
+        told = functools.partial(self._kind_of_value, memories)
         outs = [Register(out[1]) for out in step.outs if out is not None]
         try:
             return (
@@ -356,6 +343,20 @@ class Tape:
             )
         except LookupError:
             return None
+
+    def _kind_of_value(self, memories: dict[int, tuple[int, int]], value: Any) -> Any:
+        # no function inside of the other one: a function that calls itself keeps the tape until a garbage collection
+        if isinstance(value, Register):
+            root, geometry = self._geometries[value.number]
+            at = _address(self.registers[value.number]) % ALIGNED
+            memory, begin = memories.setdefault(id(root), (len(memories), geometry.offset))
+            metadata = geometry.dtype, geometry.shape, geometry.stride, geometry.conj
+            return *metadata, at, memory, geometry.offset - begin
+        if isinstance(value, (list, tuple)):
+            return tuple([self._kind_of_value(memories, member) for member in value])
+        if type(value) in PLAIN_TYPES:
+            return type(value), repr(value)
+        raise LookupError
 
     def _gives_out(self, function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]) -> bool:
         # tensors of its own: an operator that wants a larger result leaves it with that shape, on the memory of the
