@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
+MOST_CLASSES = 1024  # whose layout is remembered: a program may make classes for as long as it runs
 _MOST_MEMBERS = 400
 """Members that are looked at for tensors. An object with more of them is not a batch, but part of the program."""
 _COME_AND_GO, _STATE_COMES_AND_GOES = 2, 4
@@ -80,15 +81,20 @@ _DEFAULT_FACTORY: Any = vars(defaultdict)["default_factory"]
 _BASES: tuple[type, ...] = (OrderedDict, defaultdict, dict, list, types.SimpleNamespace, object)
 
 
-_layouts: dict[type, _Layout | None] = {}
+layouts: dict[type, _Layout | None] = {}
+"""Of the classes that were met last: a layout keeps its class."""
 
 
 def _layout_of(kind: type) -> _Layout | None:
     """The layout of a class; None for a class whose instances hold more than Python shows, or that another part of the
     library opens."""
-    if kind not in _layouts:
-        _layouts[kind] = _find_layout(kind)
-    return _layouts[kind]
+    layout: Any = layouts.get(kind, layouts)
+    if layout is layouts:
+        if len(layouts) >= MOST_CLASSES:
+            layouts.clear()
+        layout = layouts[kind] = _find_layout(kind)
+    found: _Layout | None = layout
+    return found
 
 
 def _find_layout(kind: type) -> _Layout | None:
@@ -206,7 +212,7 @@ def put(value: Any, name: Name, member: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------ which are opened
 
-opened: set[type] = set()
+opened: weakref.WeakSet[type] = weakref.WeakSet()
 _gone: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary()
 
 

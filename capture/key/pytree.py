@@ -91,14 +91,15 @@ def is_container(value: object) -> bool:
     return kind in objects.registered or capabilities.is_registered_container(kind) or is_object(kind)
 
 
-_with_fields: dict[type, bool] = {}
+_with_fields: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 def has_fields(kind: type) -> bool:
     """Whether it is a dataclass or attrs class."""
-    if kind not in _with_fields:
-        _with_fields[kind] = field_names(kind) is not None
-    return _with_fields[kind]
+    known = _with_fields.get(kind)
+    if known is None:
+        known = _with_fields[kind] = field_names(kind) is not None
+    return known
 
 
 def is_object(kind: type) -> bool:

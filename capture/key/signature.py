@@ -290,7 +290,7 @@ def _undecided_key(value: Any, leaves: list[Leaf]) -> Any:
     """The part for an object of a plain class that was not opened so far."""
     if not (isinstance(leaves, Leaves) and leaves.opens and objects.may_open_argument(value)):
         return _closed_key(value, leaves)
-    _PARTS[type(value)] = _object_key
+    _other_parts[type(value)] = _object_key
     return _object_key(value, leaves)
 
 
@@ -528,6 +528,8 @@ _PARTS: dict[type, KeyPart] = {
     weakref.ref: _weak_key,
     **dict.fromkeys(numpy_arrays.FROZEN, _content_key),
 }
+_other_parts: weakref.WeakKeyDictionary[type, KeyPart] = weakref.WeakKeyDictionary()
+"""Of all other classes: a program may make some for as long as it runs."""
 
 
 def _part_for(kind: type) -> KeyPart:
@@ -553,13 +555,13 @@ def _part_for(kind: type) -> KeyPart:
 def register_container(kind: type, flatten: objects.Flatten, unflatten: objects.Unflatten) -> None:
     """Open objects of exactly this class with ``flatten`` and ``unflatten``: see ``capture.register_container``."""
     objects.register(kind, flatten, unflatten)
-    _PARTS[kind] = _registered_key
+    _other_parts[kind] = _registered_key
 
 
 def key_of(value: Any, leaves: list[Leaf]) -> Any:
     """Hashable part of the key for one value; its tensors and generators are appended to ``leaves``."""
     kind = type(value)
-    part = _PARTS.get(kind)
+    part = _PARTS.get(kind) or _other_parts.get(kind)
     if part is None:
-        part = _PARTS[kind] = _part_for(kind)
+        part = _other_parts[kind] = _part_for(kind)
     return part(value, leaves)

@@ -373,7 +373,9 @@ class Captured:
         entries of all those."""
         entries = {entry, -1} if any(one.entry.number == entry for one in self.lifted) else {entry}
         for paths in outputs:
-            self.kept_outputs.setdefault(paths, set()).update(entries)
+            known = self.kept_outputs.setdefault(paths, set())
+            if len(known) < 2:  # two stand for all (``is_owned``), and entries come and go
+                known.update(entries)
 
     def is_owned(self, entry: int, paths: tuple[str, ...]) -> bool:
         """Whether an output has fresh memory in every call: it was kept before, or was in two entries."""

@@ -538,11 +538,19 @@ class Tree:
         node.parent.latest_children.clear()
         if node in siblings:
             siblings.remove(node)
+            for sibling in siblings:
+                sibling.joined.discard(node.number)
             if not (node.reads and siblings):
-                node.parent.counts[node.function.number] -= 1
+                self._count_one_less(node.parent.counts, node.function.number)
             if not siblings:
                 del node.parent.children[node.key]
         self._lose(node)
+
+    @staticmethod
+    def _count_one_less(counts: dict[int, int], function: int) -> None:
+        left = counts.pop(function, 0) - 1
+        if left > 0:  # functions come and go for as long as the thread lives
+            counts[function] = left
 
     def _lose(self, node: Node) -> None:
         """Drop what the recordings from this one on keep. A second attempt still finds those that are left."""
