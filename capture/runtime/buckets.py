@@ -432,7 +432,8 @@ def proof_of(tensors: Sequence[torch.Tensor], entry: Entry) -> Proof:
 
 def begins_of(tensors: Sequence[torch.Tensor], entry: Entry) -> tuple[int, ...] | None:
     """Where they begin, modulo 64; None if the body gives the same anywhere."""
-    if entry.family is not None and entry.family.takes_any_form:
+    family = entry.family
+    if family is not None and family.takes_any_form:
         return None
     return tuple([tensor.data_ptr() & 63 for tensor in tensors])
 

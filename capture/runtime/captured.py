@@ -319,7 +319,8 @@ class Captured:
     def note_form(self, entry: Entry, facts: Facts) -> None:
         """A run showed whether calls that differ in form alone are the same (``Family``)."""
         on_host = entry.backend is None or not entry.backend.has_own_memory or bool(facts.islands)
-        if entry.family is not None and entry.family.regroup(reads_form=facts.reads_form, reads_on_host=on_host):
+        family = entry.family
+        if family is not None and family.regroup(reads_form=facts.reads_form, reads_on_host=on_host):
             self.clear_fast_paths()
 
     def clear_fast_paths(self) -> None:

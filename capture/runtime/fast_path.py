@@ -190,9 +190,10 @@ def _path(
         guards += _key_guards(captured, len(values))
     order, spans, shared = _layout(leaves)
     trees = in_use()
-    any_form = entry.family is not None and entry.family.takes_any_form
+    family = entry.family
+    any_form = family is not None and family.takes_any_form
     leading = tuple([leading_ones(leaf.shape, leaf.stride()) if any_form else 0 for leaf in leaves])
-    anywhere = entry.family.may_begin_anywhere if entry.family is not None else _nowhere
+    anywhere = family.may_begin_anywhere if family is not None else _nowhere
     begins = [_ANYWHERE if leaf.numel() < 2 or anywhere(i) else leaf.data_ptr() & 63 for i, leaf in enumerate(leaves)]
     return native.FastPath(
         modes=modes, miss=MISS, ok=nothing_to_check, function=captured,
