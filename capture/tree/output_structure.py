@@ -353,6 +353,6 @@ class Structures:
 
 
 def _own(source: Source) -> OwnContainer:
-    if source.kind == "root":  # found by name in every call, so it is not kept alive
+    if source.kind == "root" and source.parent is None:  # found by name in every call, so it is not kept alive
         return OwnContainer(None, source.path)
     return OwnContainer(effect_slot(source, None), None)
