@@ -59,7 +59,7 @@ def obstacles(
     beside = [effect for effect in effects if _is_like_a_result(watched, effect.change)]
     outputs = [*outputs, *[leaf for effect in beside for leaf in effect.leaves]]
     effects = [effect for effect in effects if effect not in beside]
-    obstacles_found = [*_outputs(outputs), *_effects(effects), *_externals(watched, arguments)]
+    obstacles_found = [*_outputs(outputs), *_effects(watched, effects), *_externals(watched, arguments)]
     if not torch.is_grad_enabled():
         obstacles_found.append(GradientObstacle(path=None, reason="gradients are switched on inside alone"))
     trace = watched.watch.trace
@@ -69,6 +69,7 @@ def obstacles(
     if trace.has_checkpoints and (watched.changed or any(external.mutation for external in trace.externals.values())):
         reason = "the body writes state, and parts of it run again in the backward pass"
         obstacles_found.append(GradientObstacle(path=None, reason=reason))
+    obstacles_found += _switched_on(watched, outputs)
     obstacles_found += _partly_reached(watched, outputs)
     nodes = _nodes(watched, outputs)
     if any(name_of(node) == _RECOMPUTES for node in nodes):
@@ -136,11 +137,15 @@ def _are_apart(first: torch.Tensor, then: torch.Tensor) -> bool:
     return True
 
 
-def _effects(effects: Sequence[KeptEffect]) -> Iterator[GradientObstacle]:
+def _effects(watched: ObservedRun, effects: Sequence[KeptEffect]) -> Iterator[GradientObstacle]:
+    given = {id(leaf) for _, leaf in watched.arguments}
     for effect in effects:
         source: Source = effect.change.source
         if source.name == "grad" and isinstance(source.holder, torch.Tensor):
             yield GradientObstacle(path=source.path, reason="the body runs a backward pass of its own")
+        elif source.name == "requires_grad" and id(source.holder) in given:
+            # The forward pass gets stand-ins of the arguments, made before the body asks for gradients or does not.
+            yield GradientObstacle(path=source.path, reason=f"{source.path} is changed by the body")
         elif any(isinstance(leaf.value, torch.Tensor) and leaf.value.requires_grad for leaf in effect.leaves):
             yield GradientObstacle(path=source.path, reason=f"{source.path} is left with an autograd graph")
 
@@ -152,6 +157,17 @@ def _externals(watched: ObservedRun, arguments: Arguments) -> Iterator[GradientO
         if external.mutation is not None and tensor.requires_grad:
             reason = f"{path or 'a tensor'} is written"
             yield GradientObstacle(path=path, reason=reason, where=external.mutation.where)
+
+
+def _switched_on(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> Iterator[GradientObstacle]:
+    """Where the graphs of results end at a tensor that needed no gradients when the body began, also one that needs
+    none again: a replay's node has an edge to those alone that need some when the call begins."""
+    needed = {id(tensor): (source.path, was_needed) for source, tensor, was_needed in watched.before.flags}
+    graphs = [leaf.value for leaf in outputs if isinstance(leaf.value, torch.Tensor) and leaf.value.grad_fn is not None]
+    for tensor, _ in ends_of([graph.grad_fn for graph in graphs], _known(watched)):
+        path, was_needed = needed.get(id(tensor), ("", True))
+        if not was_needed:
+            yield GradientObstacle(path=path, reason=f"{path} needed no gradients before")
 
 
 def _partly_reached(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> Iterator[GradientObstacle]:
