@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
+
+from capture.state.unreached import objects_of
 
 
 def module_paths(receivers: Sequence[Any]) -> list[str]:
@@ -18,7 +19,7 @@ def module_paths(receivers: Sequence[Any]) -> list[str]:
     wanted = {id(receiver) for receiver in receivers if issubclass(type(receiver), nn.Module)}
     if not wanted:
         return [""] * len(receivers)
-    modules = [candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module)]
+    modules: list[nn.Module] = objects_of(nn.Module)
     inside = {id(child) for module in modules for _, child in _children(module)}
     sizes_and_paths: dict[int, tuple[int, str]] = {}
     for root in modules:

@@ -230,20 +230,35 @@ def _with_inner(codes: Iterable[types.CodeType]) -> set[types.CodeType]:
     return set(found)
 
 
+def with_subclasses(kind: type) -> list[type]:
+    """The class and all below it.
+
+    Not ``gc.get_objects``, which also gives tuples that another thread is only making: one that somebody else refers to
+    cannot grow, so that ``tuple(generator)`` would raise ``SystemError`` there.
+    """
+    found, waiting = {kind: None}, [kind]
+    while waiting:
+        direct: list[type] = type.__subclasses__(waiting.pop())
+        below = [one for one in direct if one not in found]
+        found |= dict.fromkeys(below)
+        waiting += below
+    return list(found)
+
+
 def _all_classes() -> list[type]:
-    return [
-        candidate
-        for candidate in gc.get_objects()
-        if issubclass(type(candidate), type) and is_of_users(candidate.__module__)
-    ]
+    return [kind for kind in with_subclasses(object) if is_of_users(kind.__module__)]
 
 
 def _objects_of(kind: type) -> list[Any]:
     """The objects of the class and of its subclasses that the collector knows."""
-    below = {kind: None}
-    for one in below.copy():
-        below |= dict.fromkeys(type.__subclasses__(one))
-    return [referrer for referrer in gc.get_referrers(*below) if type(referrer) in below and _has_reference(referrer)]
+    return [referrer for referrer in objects_of(kind) if _has_reference(referrer)]
+
+
+def objects_of(kind: type) -> list[Any]:
+    """As ``_objects_of``, of a class that a program defines: its objects refer to it."""
+    below = with_subclasses(kind)
+    kinds = {id(one) for one in below}
+    return [referrer for referrer in gc.get_referrers(*below) if id(type(referrer)) in kinds]
 
 
 def _has_reference(value: Any) -> bool:
