@@ -4,8 +4,10 @@ Eight threads answer requests of thirty functions and modules, training among th
 Adapters are swapped, weights loaded, a hundredth of the requests fails, outputs and arrays of them are kept at random,
 and requests of the main thread time out by a signal. Each answer is compared with eager's, bit for bit.
 
-A "minute" is a tenth of the run. Bars: no wrong value, no unexpected exception, the resident size of the last minute
-within 2 % of the third; the 99th percentile of the last below that of the second; hot sizes replayed at 95 % and more.
+Before the clock starts each thread fills its places for recordings: how long that takes is a matter of the machine, and
+would be told as growth. A "minute" is a tenth of the run. Bars: no wrong value, no unexpected exception, the resident
+size of the last minute within 2 % of the third; the 99th percentile of the last below that of the second; hot sizes
+replayed at 95 % and more.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from capture import config
 
 SIZES, TAIL, HOT = 300, 1.6, 2
 KEPT = 60  # answers that a thread keeps at most
+FILLED, CALLS = 5, 8  # sizes that each thread asks of each service first, as many as it may record; calls of each
 PAGE = 4096
 
 
@@ -68,7 +71,14 @@ class Run:
     """One run of the server."""
 
     def __init__(
-        self, seconds: float, threads: int, device: torch.device, sizes: int = SIZES, *, eager: bool = False
+        self,
+        seconds: float,
+        threads: int,
+        device: torch.device,
+        sizes: int = SIZES,
+        *,
+        eager: bool = False,
+        filled: int = FILLED,
     ) -> None:
         self.seconds, self.threads, self.device, self.eager = seconds, threads, device, eager
         self.services = services(device, eager=eager)
@@ -77,7 +87,15 @@ class Run:
         self.sizes: list[list[int]] = [[] for _ in range(11)]
         self.objects = [0] * 10
         self.weights = [1 / (number + 1) ** TAIL for number in range(sizes)]
+        self.filled = min(filled, sizes)
+        self.begin = self.called = time.monotonic()
+        self.is_filled = threading.Barrier(threads, self.start)
+        self.started = threading.Event()
+
+    def start(self) -> None:
+        """All places for recordings are filled: start the clock."""
         self.begin = time.monotonic()
+        self.started.set()
 
     def minute(self) -> int:
         """Which tenth of the run it is."""
@@ -96,7 +114,19 @@ class Run:
         with config.patch(cache=False, drop_slow=False):
             self._work(seed)
 
+    def fill(self, seed: int) -> None:
+        """Ask each service for as many sizes as this thread may record. Wait for the other threads."""
+        drawn = random.Random(seed)
+        for service in drawn.sample(self.services, len(self.services)):
+            for size in range(1, self.filled + 1):
+                for _ in range(CALLS):
+                    ours, eager, _ = service.answer(drawn, size, _nothing)
+                    if not same(ours, eager):
+                        self.note("wrong", f"{type(service).__name__} of size {size}, at first: {ours!r:.300}")
+        self.is_filled.wait()
+
     def _work(self, seed: int) -> None:
+        self.fill(seed)
         drawn, kept = random.Random(seed), deque[tuple[Any, bytes]]()
         while self.minute() < 10:
             service = drawn.choice(self.services)
@@ -153,6 +183,7 @@ class Run:
 
     def watch(self) -> None:
         """Sample the resident size ten times a minute, and once the number of blocks that Python holds."""
+        self.started.wait()
         while self.minute() < 10:
             minute = self.minute()
             self.sizes[minute].append(resident())
@@ -162,7 +193,7 @@ class Run:
     def __call__(self) -> dict[str, Any]:
         """Run for the whole time, and give the results."""
         signal.signal(signal.SIGALRM, _ring)
-        self.begin = time.monotonic()
+        self.called = time.monotonic()
         threads = [threading.Thread(target=self.work, args=(seed,)) for seed in range(1, self.threads)]
         threads.append(threading.Thread(target=self.watch))
         for thread in threads:
@@ -180,6 +211,7 @@ class Run:
         second, tenth = (percentile(self.latencies[at], 0.99) for at in (1, 9))
         outcome |= {
             "device": str(self.device), "torch": torch.__version__, "seconds": self.seconds, "threads": self.threads,
+            "seconds_to_fill": round(self.begin - self.called, 1),
             "hot_replayed": round(ratio, 4), "resident_third": int(third), "resident_last": int(last),
             "p99_second_ms": round(second * 1e3, 3), "p99_last_ms": round(tenth * 1e3, 3),
             "objects": self.objects, "resident": [int(sum(nbytes) / len(nbytes)) for nbytes in self.sizes if nbytes],
@@ -229,6 +261,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--sizes", type=int, default=SIZES)
     parser.add_argument("--eager", action="store_true", help="without this library, to compare memory and latency")
+    parser.add_argument("--cold", action="store_true", help="begin without recordings")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--out", type=Path, help="write the JSON there, too")
     options = parser.parse_args()
@@ -236,7 +269,9 @@ def main() -> int:
     sys.unraisablehook = lambda _: None  # a timeout in a weak reference's callback cannot come out
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        outcome = Run(options.seconds, options.threads, options.device, options.sizes, eager=options.eager)()
+        filled = 0 if options.cold else FILLED
+        run = Run(options.seconds, options.threads, options.device, options.sizes, eager=options.eager, filled=filled)
+        outcome = run()
     text = json.dumps(outcome, indent=1)
     if options.out is not None:
         options.out.write_text(text + "\n", encoding="utf-8")
