@@ -866,7 +866,7 @@ def _gather(put: Sequence[Value], stack: list[Value], depth: int) -> None:
     if any(map(_holds_read, keys)):
         raise _Refused
     stack[:0] = [None] * (depth - len(stack))
-    if _only_read(value) is not None:
+    if not isinstance(_only_read(value), _Other | None):  # what it reads in the next round is looked at then
         made = stack[-depth]
         stack[-depth] = _Made((*(made.members if isinstance(made, _Made) else ()), (None, value)))
 
