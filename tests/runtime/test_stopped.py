@@ -21,6 +21,7 @@ from capture import capture, config
 from capture.core.interrupts import is_interrupt
 from capture.engines.cpu.tape import Tape
 from capture.native import native
+from capture.observe import run
 from capture.runtime import record
 from capture.tree import thread_trees
 from tests.support.injection import BODIES, ERRORS, Stopped, calls_of, points, points_in, stopped_program
@@ -145,6 +146,28 @@ def test_a_mistake_of_the_library_costs_no_call(monkeypatch: pytest.MonkeyPatch)
             patch.setattr(Tape, name, native.guarded)  # takes other arguments
             assert torch.equal(f(x), eager(x)), name
             assert torch.equal(model.h, eager.h), name
+    assert goes_on_as_eager(f, model)
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, torch.OutOfMemoryError, KeyError])
+@pytest.mark.parametrize("call", [1, 2])
+def test_errors_after_the_body_ran_leave_what_one_run_did(
+    call: int, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device may be full by then, too: an engine must not take the body for one that did not run."""
+
+    def fails(*_: object) -> None:
+        raise error("no more")
+
+    model, eager = Net(), Net()
+    f, x = capture(model), torch.ones(4, 8)
+    for _ in range(call - 1):
+        f(x), eager(x)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "_compare", fails)
+        assert torch.equal(f(x), eager(x))
+    assert torch.equal(model.h, eager.h)
     assert goes_on_as_eager(f, model)
 
 

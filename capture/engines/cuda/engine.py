@@ -121,18 +121,7 @@ class CudaBackend:
             VerifyingRecorder(pool, expected) if expected and follows else kind(pool, generators_known, moving, run)
         )
         recorder.differentiates = torch.is_grad_enabled() and not call.keeps_program
-        staging, watched, failure = Staging(), None, None
-        try:
-            with capture.running():
-                staged = [input_ for input_ in inputs if self._is_here(call.leaves[input_.position])]
-                staging = stage(pool, call, staged)
-                if run is not None:
-                    run.staging = staging
-                watched = run_watched(call, recorder, call.substitute(staging.replacements))
-                finish_kept([watched.result, *[change.after for change in watched.changed]])
-                staging.end_run()
-        except RuntimeError as error:
-            failure = f"{type(error).__name__} before the body ran: {error}".partition("\n")[0]
+        staging, watched, failure = self._run(pool, capture, recorder, call, inputs, run)
         failure = failure or _failure(capture, recorder, watched)
         if isinstance(recorder, VerifyingRecorder) and recorder.difference is not None:
             pool.abandon()
@@ -159,6 +148,30 @@ class CudaBackend:
             self._beware(recorder, watched, described, staging)
         recorded = self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo, run=run)
         return evolve(recorded, parts=(("create", create, 0), *recorded.parts)) if opened else recorded
+
+    def _run(
+        self, pool: CudaPool, capture: Capture, recorder: GraphRecorder, call: Call, inputs: Sequence[Input],
+        run: SegmentRun | None,
+    ) -> tuple[Staging, ObservedRun | None, str | None]:  # fmt: skip
+        """The run of the body in a capture, on buffers for its inputs; or why it was not reached. What stops it once it
+        may have begun is raised: a failure alone would leave what the body did."""
+        staging, watched, is_begun = Staging(), None, False
+        try:
+            with capture.running():
+                staged = [input_ for input_ in inputs if self._is_here(call.leaves[input_.position])]
+                staging = stage(pool, call, staged)
+                if run is not None:
+                    run.staging = staging
+                is_begun = True
+                watched = run_watched(call, recorder, call.substitute(staging.replacements))
+                finish_kept([watched.result, *[change.after for change in watched.changed]])
+                staging.end_run()
+        except RuntimeError as error:
+            if is_begun and watched is None:
+                raise
+            when = "before" if watched is None else "after"
+            return staging, watched, f"{type(error).__name__} {when} the body ran: {error}".partition("\n")[0]
+        return staging, watched, None
 
     def _may_verify(self, pool: CudaPool, call: Call) -> bool:
         strided = all(self._is_here(leaf) and leaf.layout is torch.strided for leaf in call.leaves)
