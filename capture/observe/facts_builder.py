@@ -287,7 +287,7 @@ class Classifier:
             if argument is value:
                 return KeptLeaf(path, value, "input", position)
         if arguments:
-            return KeptLeaf(path, value, "foreign" if value.is_conj() else "input-view", arguments[0][0])
+            return KeptLeaf(path, value, "input-view", arguments[0][0])
         if self._watched.watch.made(value):
             return KeptLeaf(path, value, "fresh")
         owners = self._owners(storage)

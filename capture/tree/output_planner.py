@@ -152,4 +152,5 @@ def _alias(leaf: KeptLeaf, base: torch.Tensor) -> Alias:
         shift=int(value.storage_offset()) * value.element_size() - int(base.storage_offset()) * base.element_size(),
         shape=tuple(value.shape),
         stride=tuple(value.stride()),
+        conj=value.is_conj(),
     )

@@ -47,6 +47,8 @@ class Alias:
     shift: int = 0
     shape: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
+    conj: bool = False
+    """Torch's lazy conjugation bit, whatever that of the other tensor is."""
 
     def build(self, tensor: torch.Tensor) -> torch.Tensor:
         """The alias of this call's tensor. It is part of no graph: with one, it would be no recording's."""
@@ -59,9 +61,11 @@ class Alias:
         begin = int(tensor.storage_offset()) * tensor.element_size() + self.shift
         offset = begin // self.dtype.itemsize
         if self.dtype == tensor.dtype:
-            return tensor.as_strided(self.shape, self.stride, offset)
-        empty = torch.empty(0, dtype=self.dtype, device=tensor.device)
-        return empty.set_(tensor.untyped_storage(), offset, self.shape, self.stride)
+            view = tensor.as_strided(self.shape, self.stride, offset)
+        else:
+            empty = torch.empty(0, dtype=self.dtype, device=tensor.device)
+            view = empty.set_(tensor.untyped_storage(), offset, self.shape, self.stride)
+        return view if view.is_conj() == self.conj else view.conj()
 
 
 @frozen(eq=False)

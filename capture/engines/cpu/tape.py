@@ -872,7 +872,8 @@ def _retyped(owner: torch.Tensor, geometry: Geometry) -> torch.Tensor:
         with torch.no_grad():
             parts = owner.is_complex() and geometry.dtype is owner.dtype.to_real()
             whole = torch.view_as_real(owner) if parts else owner.view(geometry.dtype)
-            return whole.as_strided(geometry.shape, geometry.stride, geometry.offset).detach()
+            view = whole.as_strided(geometry.shape, geometry.stride, geometry.offset)
+            return (view.conj() if geometry.conj else view).detach()
     except RuntimeError:
         return over(owner.untyped_storage(), geometry)
 
