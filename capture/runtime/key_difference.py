@@ -161,7 +161,7 @@ def _form(parts: Sequence[Any]) -> Any:
 
 
 def _is_number(part: Any) -> bool:
-    return type(part) is tuple and part[0] in (int, bool, float, complex)
+    return type(part) is tuple and part[:1] in ((int,), (bool,), (float,), (complex,))
 
 
 def _of_tensors(parts: Sequence[Any]) -> list[tuple[str, Sequence[Any]]]:
