@@ -176,18 +176,34 @@ static PyObject *guarded(PyObject *module, PyObject *const *args, Py_ssize_t cou
     return result;
 }
 
+#define SLICE 0.1 /* seconds */
+
+/* The lock is taken. While others have it, ``patience()`` is called from time to time, which may raise. */
+static int take(PyObject *lock, PyObject *patience)
+{
+    for (;;) {
+        PyObject *held = PyObject_CallMethod(lock, "acquire", "Od", Py_True, SLICE);
+        int taken = held == NULL ? -1 : PyObject_IsTrue(held);
+        Py_XDECREF(held);
+        if (taken != 0)
+            return taken;
+        PyObject *asked = PyObject_CallNoArgs(patience);
+        if (asked == NULL)
+            return -1;
+        Py_DECREF(asked);
+    }
+}
+
 /* The function's result, under a lock, which is given back whatever ends the function. */
 static PyObject *locked(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    if (count != 3 || !PyTuple_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "a lock, a function and its arguments");
+    if (count != 4 || !PyTuple_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "a lock, a function, its arguments, and what is asked while others have the lock");
         return NULL;
     }
-    PyObject *held = PyObject_CallMethod(args[0], "acquire", NULL);
-    if (held == NULL)
+    if (take(args[0], args[3]) < 0)
         return NULL;
-    Py_DECREF(held);
     PyObject *result = PyObject_Call(args[1], args[2], NULL);
     PyObject *error = result == NULL ? taken_error() : NULL;
     PyObject *done = PyObject_CallMethod(args[0], "release", NULL);
@@ -208,7 +224,7 @@ static PyMethodDef functions[] = {
     {"within", (PyCFunction)(void (*)(void))within, METH_FASTCALL,
      "within(holder, name, value, function, arguments, keywords): the attribute is the value while the function runs."},
     {"locked", (PyCFunction)(void (*)(void))locked, METH_FASTCALL,
-     "locked(lock, function, arguments): the function's result; whatever ends it, the lock is given back."},
+     "locked(lock, function, arguments, patience): the function's result; whatever ends it, the lock is given back."},
     {NULL, NULL, 0, NULL},
 };
 

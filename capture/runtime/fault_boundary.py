@@ -10,6 +10,7 @@ from capture.core.config import current as current_config
 from capture.core.errors import CaptureBug, CaptureError, UncapturableError
 from capture.core.interrupts import is_interrupt
 from capture.observe import islands
+from capture.observe.capture_lock import BusyError
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import fault, payoff, record_failure
 from capture.runtime.buckets import Values
@@ -44,8 +45,11 @@ def _told_apart(captured: Captured, values: Values, run: BodyRun, step: Callable
         asked_for = isinstance(error, CaptureError) and not isinstance(error, CaptureBug)
         if isinstance(error, UncapturableError) and run.error is not error:
             captured.log.counters.refused_calls += 1
-        if run.error is error or asked_for or is_interrupt(error) or current_config().strict:
+        is_fault = not isinstance(error, BusyError)
+        if run.error is error or asked_for or is_interrupt(error) or (is_fault and current_config().strict):
             raise
+        if not (is_fault or run.runs or run.replayed):  # nothing is wrong, and nothing has happened
+            return run_eagerly(captured, captured.call(values, []), str(error), weight=0.0)
         fault = error
     return _after_fault(captured, values, run, fault)
 
@@ -57,15 +61,16 @@ def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Except
     may_run = not run.runs and not run.replayed
     try:
         if entry is None:
-            captured.faults += 1
+            captured.faults += not isinstance(error, BusyError)
         elif entry.backend is not None:
             tree = tree_for(entry.backend, captured.pool.number)
             if run.watched is not None and run.error is None and not (has_result or run.replayed):
                 has_result, result = record_failure.after_fault(run.watched, tree, run)
                 result = finish(result, run.watched.call.leaves)
                 may_run = may_run or not run.watched.watch.executes
-            _start_over_after_fault(captured, entry, tree)
-        tell_fault(captured, error, entry)
+            _start_over_after_fault(captured, entry, tree, error)
+        if not isinstance(error, BusyError):
+            tell_fault(captured, error, entry)
     except UncapturableError:  # the annotation asks for it
         raise
     except Exception as another:  # noqa: BLE001 - nothing here may stop the call
@@ -82,9 +87,9 @@ def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Except
     return run_eagerly(captured, captured.call(values, []), "something went wrong inside this library")
 
 
-def _start_over_after_fault(captured: Captured, entry: Entry, tree: Tree) -> None:
+def _start_over_after_fault(captured: Captured, entry: Entry, tree: Tree, error: Exception) -> None:
     """Drop everything that is known of this key."""
-    entry.faults += 1
+    entry.faults += not isinstance(error, BusyError)
     forget(captured, entry, tree)
 
 
