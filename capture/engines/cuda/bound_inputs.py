@@ -33,6 +33,11 @@ class BoundInputs:
         """The arguments."""
         return self._inputs
 
+    @property
+    def is_written(self) -> bool:
+        """Whether the graph writes one of them."""
+        return any(input_.is_written for input_ in self._inputs)
+
     def patch(self, leaves: Sequence[Any]) -> None:
         """Patch what moved since the last launch. Raises ``DriverError`` if the driver refuses."""
         at = [leaves[position].data_ptr() for position in self._positions]
@@ -62,4 +67,5 @@ def _stand_in(tensor: torch.Tensor, lead: int) -> torch.Tensor:
     """A copy whose address is ``lead`` bytes beyond a multiple of the alignment, with the same strides."""
     memory = torch.empty(span_bytes(tensor) + 2 * ALIGNMENT, dtype=torch.uint8, device=tensor.device)
     offset = (lead - memory.data_ptr()) % ALIGNMENT // tensor.element_size()
-    return over(memory.untyped_storage(), evolve(Geometry.of(tensor), offset=offset)).copy_(tensor)
+    with torch.no_grad():
+        return over(memory.untyped_storage(), evolve(Geometry.of(tensor), offset=offset)).copy_(tensor)

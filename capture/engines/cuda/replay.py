@@ -271,8 +271,12 @@ class CudaRecording:
         slow = full if grad or around is not None or raise_versions is not None else plain
         if draw is not None and around is None and not self._was_seen_to_draw:
             return self._looking_for_draws(slow)
-        odd = bound is not None or any(step is not None for step in (draw, around, raise_versions, copy_out))
-        return slow if odd or (grad and copy_in is not self._graph_copies) else self._native(slow, copy_in)
+        odd = any(step is not None for step in (draw, around, raise_versions, copy_out))
+        odd = odd or (grad and copy_in is not self._graph_copies)
+        if odd or bound is None:
+            return slow if odd else self._native(slow, copy_in)
+        is_alone = copy_in in (None, self._graph_copies) and not bound.is_written
+        return self._native(slow, bound.patch) if is_alone else slow
 
     def _looking_for_draws(self, step: Step) -> Step:
         """Attention draws only where it drops out, and its operators are the same ones. torch moves the generators on
@@ -288,8 +292,8 @@ class CudaRecording:
         return first
 
     def _native(self, slow: Step, copy_in: Step | None) -> Step:
-        """The same in C, without gradient mode where no operator of torch runs. A graph that draws needs torch's
-        launch, which hands it seeds."""
+        """The same in C, with the gradient mode of the call: ``copy_in`` is none of torch's operators, or none that
+        autograd sees. A graph that draws needs torch's launch, which hands it seeds."""
         executable = self._capture.executable() if is_reached_from_c() else None
         if executable is None:
             return slow
