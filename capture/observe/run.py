@@ -65,6 +65,8 @@ class ObservedRun:
     result: Any = None
     error: BaseException | None = None
     changed: list[Change] = field(factory=list)
+    is_compared: bool = False
+    """Whether ``changed`` has all that differs from before the run."""
     versions: list[tuple[torch.Tensor, int]] = field(factory=list)
     gradients_read: list[torch.Tensor] = field(factory=list)
     ran: CodeRun = field(factory=CodeRun)
@@ -351,7 +353,7 @@ def _compare(watched: ObservedRun) -> None:
     watched.watch.note_shared_state(
         [change.source.path for change in changed if snapshot.place_key(change.source) in places]
     )
-    watched.changed = effects.classified(watched.before, changed, code, watched.call.amounts)
+    watched.changed, watched.is_compared = effects.classified(watched.before, changed, code, watched.call.amounts), True
     if ran is not None:
         watched.left = written_lines.left_by_calls(ran)
     for path, name in _given_other_memory(watched.before):
@@ -446,9 +448,9 @@ def undo_python(watched: ObservedRun) -> None:
         watched.call.undo.put_back()
         watched.call.undo = None
     empty_scratch(watched)
-    diff.restore(
-        watched.before, [*watched.changed, *(by_island for by_island in watched.by_islands if not by_island.container)]
-    )
+    changed = watched.changed if watched.is_compared else changes_of_body(watched)  # it was stopped before that
+    by_islands = [change for change in watched.by_islands if not change.container]
+    diff.restore(watched.before, [*changed, *by_islands])
     if host_draws.may_draw(watched.ran if watched.watch.notes_code else None, watched.before):
         restore_host_random(watched.host_random)
 

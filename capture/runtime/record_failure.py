@@ -197,7 +197,7 @@ def _undo_captured(watched: ObservedRun) -> None:
     after all, they are answered. Outside of calls nobody goes on from what they left."""
     run = body_run.current()
     if run is None and watched.watch.islands_ran:
-        watched.changed = diff.changes(watched.before)
+        watched.changed, watched.is_compared = diff.changes(watched.before), True
     _run.undo_python(watched)
     if run is not None and watched.watch.islands_ran:
         islands.answer(run, list(watched.watch.islands_ran))

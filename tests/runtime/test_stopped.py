@@ -86,6 +86,19 @@ def test_stopped_while_a_recording_is_changed(body: str, monkeypatch: pytest.Mon
     assert not wrong, wrong
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("body", ["numbered_state", "recurrent"])
+def test_stopped_while_a_run_is_compared(body: str) -> None:
+    """What a run did that only captures is undone, also where it is not yet known. A GPU captures numbers once more."""
+    places = points_in(body, 2, {"changes", "changes_of_body", "_compare"})
+    assert places
+    wrong = [
+        (at, outcome.where, outcome.wrong) for at in places[:: max(len(places) // 8, 1)]
+        if (outcome := stopped_program(body, 2, at, MemoryError, lines=True)).wrong
+    ]  # fmt: skip
+    assert not wrong, wrong
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

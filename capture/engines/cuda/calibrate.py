@@ -22,6 +22,7 @@ from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.recorder import GraphRecorder
 from capture.engines.staging import stage
 from capture.key.tensor_meta import span_bytes
+from capture.native import native
 from capture.observe.run import ObservedRun, run_watched, undo_python
 from capture.state.call import Call
 from capture.torch_private.capabilities import generator_id
@@ -88,33 +89,39 @@ def capture_again(
     mine = [generator for generator in generators if generator.device in here]
     capture = Capture(pool, mine)
     recorder = recorder_of({generator_id(generator) for generator in (*mine, default_generator(pool.device))})
-    watched: ObservedRun | None = None
-    failure: str | None = None
+    before, found = call.watched, list[Refusal | None]()
 
-    def run() -> None:
-        nonlocal watched
+    def captured() -> None:
         with capture.running():
             staging = stage(
                 pool, call, [input_ for input_ in made.inputs if _is_here(call.leaves[input_.position], pool)]
             )
-            watched = run_watched(call, recorder, call.substitute(staging.replacements))
+            run_watched(call, recorder, call.substitute(staging.replacements))
             staging.end_run()
 
-    try:
-        unbroken(pool, run, ())
-    except RuntimeError as error:
-        failure = f"{type(error).__name__}: {error}".partition("\n")[0]
-    try:
-        failure = failure or capture.error or _raised(watched)
+    def run() -> None:
+        failure: str | None = None
+        try:
+            unbroken(pool, captured, ())
+        except RuntimeError as error:
+            failure = f"{type(error).__name__}: {error}".partition("\n")[0]
+        failure = failure or capture.error or _raised(call.watched if call.watched is not before else None)
         graph = capture.graph()
         if failure is not None or graph is None:
-            return Refusal(f"a second capture fails: {failure or 'it is empty'}", lasting=False)
-        return read(graph, recorder)
-    finally:
-        if watched is not None:
+            found.append(Refusal(f"a second capture fails: {failure or 'it is empty'}", lasting=False))
+        else:
+            found.append(read(graph, recorder))
+
+    def finish(ended: bool) -> Refusal | None:
+        watched = call.watched  # also of a run that was stopped before it came back
+        if watched is not None and watched is not before:
             undo_python(watched)
             watched.forget()
         pool.abandon()
+        return found[0] if ended else None
+
+    made_of: Refusal | None = native.committed(run, (), finish)
+    return made_of
 
 
 def _compare(
