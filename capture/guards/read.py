@@ -132,6 +132,8 @@ class Read:
     """``id`` of all tensors that were met."""
     guarded_tensors: frozenset[int] = frozenset()
     """``id`` of the tensors among them that have guards of their own."""
+    has_compiled: bool = False
+    """Some of the code is compiled: what that looked at is not known."""
     begun_with: tuple[Any, ...] = ()
     """What the walk began with: see ``read_guards.begins_with``."""
 

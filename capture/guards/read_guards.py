@@ -67,6 +67,7 @@ def _read_by(
         )
         walk.begin(call.function, starts_of(call), [scope for scope, _ in names.scopes.values()])
         if not walk.compiled and walk.more_names <= more:
+            walk.found.has_compiled = is_static
             walk.found.guarded_tensors = frozenset(walk.found.tensors.intersection(tensors))
             return walk.found
         more |= walk.more_names

@@ -21,6 +21,7 @@ import torch
 from attrs import define, field
 
 from capture.engines.base import Geometry
+from capture.guards.gradient_reads import depends_on_gradients
 from capture.guards.guard import MOVED, OK, OVERLAPS, Guard, pieces_of
 from capture.guards.read import Places, Read
 from capture.guards.read_guards import begins_with, path_read, read_by, starts_of
@@ -114,6 +115,8 @@ class RecordingGuard:
     """Some guards are about tensors of this recording alone, so that they cannot be used for another one."""
     tensors: Callable[[], bool] | None = None
     """Tells whether the tensors of ``owners`` are where they were, with the metadata that they had."""
+    asks_gradient: bool = True
+    """Something in the recording depends on whether the tensors of ``owners`` require gradients."""
     pieces: bytes = b""
     """Where the ``watched`` tensors lie, as in ``pieces_of``."""
     keys: frozenset[int] | None = None
@@ -160,7 +163,7 @@ class RecordingGuard:
         """Accept the tensors as they are now."""
         self.kinds = {owner.path: kind_of(owner.tensor) for owner in self.owners}
         tensors = [owner.tensor for owner in self.owners]
-        self.tensors = _as_they_are(tensors) if tensors else None
+        self.tensors = _as_they_are(tensors, self.asks_gradient) if tensors else None
         self._note_ranges(leaves)
         self._make_check()
 
@@ -187,7 +190,7 @@ class RecordingGuard:
             check.expect(at + number, (nbytes, self.pieces))
         tensors = [owner.tensor for owner in self.owners]
         if tensors:
-            self.tensors = check.tensors = _as_they_are(tensors)
+            self.tensors = check.tensors = _as_they_are(tensors, self.asks_gradient)
             if self.metadata is None and capabilities.HAS_METADATA_GUARD:
                 self.metadata = capabilities.metadata_guard(tensors)
 
@@ -221,19 +224,20 @@ class RecordingGuard:
             arguments=[StaticArgument(static.position, static.path, static.address) for static in self.arguments],
             kinds=self.kinds, copied=copied, watched=self.watched, written=self.written, places=self.places,
             opened=self.opened, ran=self.ran, asks_who=self.asks_who, starts=self.starts, pieces=self.pieces,
-            tensors=self.tensors,
+            tensors=self.tensors, asks_gradient=self.asks_gradient,
         )  # fmt: skip
         like: Any = self.check
         made.check = nothing_to_check if like is nothing_to_check else like.beside(made._apart(), made.tensors)
         return made
 
 
-def _as_they_are(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
-    """Makes a check that tensors are where they are now, with the same metadata. Plain tensors are compared in C."""
+def _as_they_are(tensors: Sequence[torch.Tensor], asks_gradient: bool) -> Callable[[], bool]:
+    """Makes a check that tensors are where they are now, with the same metadata; whether they require gradients, if
+    ``asks_gradient``. Plain tensors are compared in C."""
     if all(
         type(tensor) in TENSOR_TYPES and tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors
     ):
-        check: Callable[[], bool] = static_tensors(tensors)
+        check: Callable[[], bool] = static_tensors(tensors, asks_gradient=asks_gradient)
         return check
     addresses, metadata = capabilities.address_check(tensors), capabilities.metadata_check(tensors)
     return lambda: addresses() and metadata()
@@ -272,7 +276,11 @@ def make_recording_guard(
     paths = {input_.path for input_ in implicit} | {path for _, path, _ in static_arguments}
     starts = tuple([id(start) for start, _ in starts_of(call)])
     asks = asking_who(ran) if asks is None else asks
-    guard = RecordingGuard(ran=frozenset(ran.codes), asks_who=asks, starts=starts, written=written)
+    facts = described.facts
+    asks_gradient = torch.is_grad_enabled() or bool(facts.reads or facts.islands) or depends_on_gradients(ran)
+    guard = RecordingGuard(
+        ran=frozenset(ran.codes), asks_who=asks, starts=starts, written=written, asks_gradient=asks_gradient
+    )
     guard.watch([(position, span_bytes(leaves[position])) for position in copied], paths)
     if (
         like is not None
@@ -311,6 +319,7 @@ def make_recording_guard(
         guard.structure.append(Guard("value", Source("call", bool, None, path), True))
     guard.places, guard.opened = read.places, read.opened
     guard.is_its_own = guard.is_its_own or bool(watched.changed)
+    guard.asks_gradient = guard.asks_gradient or read.has_compiled
     guard.settle(leaves)
     return guard
 
@@ -368,6 +377,7 @@ def _is_the_same(
         not like.is_its_own
         and guard.ran <= like.ran
         and guard.asks_who == like.asks_who
+        and guard.asks_gradient <= like.asks_gradient
         and (like.starts, like.watched, bool(like.copied)) == (guard.starts, guard.watched, bool(guard.copied))
         and [(owner.path, len(owner.sources)) for owner in like.owners] == [(o.path, len(o.owners)) for o in implicit]
         and not any(input_.also for input_ in implicit)

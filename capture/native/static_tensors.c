@@ -1,7 +1,7 @@
 /* Static tensors: those that a recording reads where they are still have their metadata and their address.
 
-   Through torch's C ABI this takes some 30 ns a tensor, two thirds of them for the getter of ``requires_grad``; the tables
-   here are small, and what is behind the tensors is asked for ahead, as a model of many is in no fast cache between two
+   Through torch's C ABI this takes some 15 ns a tensor, and as much again or twice that for the getter of
+   ``requires_grad``, which is not asked where nothing in the recording depends on it; the tables here are small, and what is behind the tensors is asked for ahead, as a model of many is in no fast cache between two
    calls. Where that was not found, torch's own comparison of metadata is
    called, and each tensor is asked for its address: some 150 ns. */
 #include "torch_abi.h"
@@ -19,6 +19,7 @@ typedef struct {
     KnownTensor *known; /* of each, with the ABI */
     Plain *plain;       /* without it */
     PyObject *metadata; /* a function of no arguments, or None with the ABI */
+    int asks_gradient;  /* they require a gradient as they did */
     vectorcallfunc vectorcall;
 } StaticTensors;
 
@@ -106,10 +107,13 @@ static int take_tensor(StaticTensors *self, Py_ssize_t at, PyObject *tensor)
     } else if (!is_plain_tensor(tensor)) {
         PyErr_SetString(PyExc_TypeError, "this is no plain tensor");
         return -1;
-    } else if (know_tensor(tensor, &self->known[at]) < 0)
+    } else if (know_tensor(tensor, &self->known[at]) < 0) {
         return -1;
-    else
+    } else {
+        if (!self->asks_gradient)
+            self->known[at].geometry->requires = EITHER;
         share_geometry(&self->known[at], self->known, at);
+    }
     self->tensors[at] = Py_NewRef(tensor);
     self->count = at + 1;
     return 0;
@@ -117,9 +121,11 @@ static int take_tensor(StaticTensors *self, Py_ssize_t at, PyObject *tensor)
 
 static PyObject *static_tensors_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tensors", "metadata", NULL};
+    static char *names[] = {"tensors", "metadata", "asks_gradient", NULL};
     PyObject *given, *metadata;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", names, &PyTuple_Type, &given, &metadata))
+    int asks_gradient = 1;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O!O|p", names, &PyTuple_Type, &given, &metadata, &asks_gradient))
         return NULL;
     if (metadata == Py_None && !abi_is_known()) {
         PyErr_SetString(PyExc_TypeError, "without torch's C ABI a function has to compare the metadata");
@@ -130,6 +136,7 @@ static PyObject *static_tensors_new(PyTypeObject *type, PyObject *args, PyObject
         return NULL;
     self->vectorcall = static_tensors_call;
     self->metadata = Py_NewRef(metadata);
+    self->asks_gradient = asks_gradient;
     size_t room = (size_t)PyTuple_GET_SIZE(given) + 1;
     self->tensors = PyMem_Calloc(room, sizeof(*self->tensors));
     self->known = PyMem_Calloc(room, sizeof(*self->known));

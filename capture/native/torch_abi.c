@@ -185,7 +185,7 @@ static inline int is_same(PyObject *tensor, const KnownTensor *known)
         dtype != was->dtype || torch.sizes(&impl, &sizes) || !same_numbers(sizes, was->shape, dim) ||
         torch.strides(&impl, &strides) || !same_numbers(strides, was->shape + dim, dim))
         return 0;
-    int requires = requires_gradient(tensor);
+    int requires = was->requires == EITHER ? EITHER : requires_gradient(tensor);
     if (requires != was->requires)
         return requires < 0 ? -1 : 0;
     int lazy = was->asks ? lazy_bits(tensor) : 0;

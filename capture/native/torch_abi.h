@@ -34,12 +34,14 @@ int is_nested(PyObject *tensor);
 int lazy_bits(PyObject *tensor);
 int may_be_lazy(const TensorMeta *meta);
 
+#define EITHER 2 /* nothing depends on whether it requires a gradient: not asked */
+
 /* Metadata that is kept, of one tensor or of several that are alike. */
 typedef struct {
     const PyTypeObject *type;
     int64_t dim;
     int32_t dtype;
-    char requires, lazy, asks;
+    char requires, lazy, asks; /* ``requires`` may be EITHER */
     Py_ssize_t users;
     int64_t shape[]; /* sizes, then strides */
 } Geometry;

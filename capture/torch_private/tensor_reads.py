@@ -49,7 +49,11 @@ PROPERTIES = (
     Property(name="sizes, strides", read_by="aoti_torch_get_dim, _sizes, _strides", nanoseconds=3),
     Property(name="dtype", read_by="aoti_torch_get_dtype", nanoseconds=1),
     Property(name="device", read_by="the address, which is on one device only", nanoseconds=0),
-    Property(name="requires_grad", read_by="the getter of Tensor.requires_grad", nanoseconds=15),
+    Property(
+        name="requires_grad",
+        read_by="the getter of Tensor.requires_grad, where gradient mode is on or code asks",
+        nanoseconds=15,
+    ),
     Property(
         name="conjugate and negative bit",
         read_by="Tensor.is_conj, is_neg of what may be a conjugate or its imaginary part",
@@ -84,11 +88,11 @@ def reads_tensors() -> bool:
     return False
 
 
-def static_tensors(tensors: Sequence[torch.Tensor]) -> Any:
+def static_tensors(tensors: Sequence[torch.Tensor], *, asks_gradient: bool) -> Any:
     """A function of the C module that tells whether these tensors have the metadata and the address that they have
-    now. Each is a plain strided tensor."""
+    now. Each is a plain strided tensor. ``asks_gradient``: whether a gradient is required of them is part of it."""
     fixed = tuple(tensors)
-    return native.StaticTensors(fixed, None if reads_tensors() else metadata_check(fixed))
+    return native.StaticTensors(fixed, None if reads_tensors() else metadata_check(fixed), asks_gradient)
 
 
 def _set_up() -> None:

@@ -436,7 +436,7 @@ def test_guards_are_garbage_with_what_they_look_at() -> None:
 def test_tensors_come_before_free_memory(in_c: bool) -> None:
     tensor, argument = torch.zeros(4), torch.zeros(2)
     addresses, metadata = capabilities.address_check([tensor]), capabilities.metadata_check([tensor])
-    tensors = static_tensors([tensor]) if in_c else lambda: addresses() and metadata()
+    tensors = static_tensors([tensor], asks_gradient=True) if in_c else lambda: addresses() and metadata()
     begin = argument.data_ptr()
     apart = Guard("apart", Source("argument", None, 0, "x"), (8, pieces_of([begin], [begin + 8])), OVERLAPS)
     guards = native.Guards((apart,), tensors)

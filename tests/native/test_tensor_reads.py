@@ -52,11 +52,11 @@ def test_without_the_abi_torch_is_asked_and_it_is_said(broken: str, monkeypatch:
         x = torch.ones(3)
         if broken == "elsewhere":  # ``_cdata`` is asked: slower, and as right
             assert tensor_reads.reads_tensors()
-            holds = tensor_reads.static_tensors([x])
+            holds = tensor_reads.static_tensors([x], asks_gradient=True)
         else:
             with pytest.warns(RuntimeWarning, match="through its C ABI"):
                 assert not tensor_reads.reads_tensors()
-            holds = tensor_reads.static_tensors([x])
+            holds = tensor_reads.static_tensors([x], asks_gradient=True)
         assert holds()
         x.unsqueeze_(0)
         assert not holds()
@@ -78,7 +78,7 @@ def test_without_the_abi_torch_is_asked_and_it_is_said(broken: str, monkeypatch:
 def test_other_bits_behind_the_same_metadata_are_seen(change: Callable[[Tensor], Any], form: str) -> None:
     made = torch.randn(4, 4, dtype=torch.complex64, device=DEVICE)
     parameter = nn.Parameter(made if form == "complex" else made.imag)
-    holds = tensor_reads.static_tensors([parameter])
+    holds = tensor_reads.static_tensors([parameter], asks_gradient=True)
     assert holds()
     try:
         change(parameter)
