@@ -336,7 +336,7 @@ def test_an_eager_key_is_not_looked_at_in_every_call_beside_one_that_is_replayed
         monkeypatch.setattr(budget_module.Budget, "looked_in_vain", counted)
         turns(function, X, 400)
     assert recordings(function).replays == before + 200
-    assert 1 <= len(looks) <= 100, len(looks)
+    assert 1 <= len(looks) <= 150, len(looks)  # of 200: a look is the cheaper, the longer the body takes
 
 
 def test_recordings_that_only_a_look_finds_go_on_being_replayed() -> None:
