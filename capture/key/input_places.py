@@ -46,6 +46,11 @@ class InputPlace:
         """Equal for equal places."""
         return id(self.keeper()), self.name
 
+    def is_at(self, holder: Any) -> bool:
+        """Whether this is what keeps the value now."""
+        keeper = self.keeper()
+        return keeper is holder or (keeper is not None and getattr(keeper, "__dict__", None) is holder)
+
     def read(self) -> Any:
         """The value that is there now."""
         keeper = self.keeper()

@@ -48,9 +48,9 @@ class KeptLeaf:
     source: int | str | None = None
     is_array: bool = False
     """The body left an array on this tensor's memory."""
-    read: int | tuple[int, str] | None = None
-    """Of a number that the host reads anew in each call: the number of the read, among those of the run; and how it
-    follows from the read, if it is computed."""
+    read: Any = None
+    """Of a number that the host reads anew in each call: the number of the read, among those of the run; that and how
+    it follows from the read, if it is computed; or its formula (``observe.computed``). None for any other leaf."""
 
 
 def kinds_of(leaves: Sequence[KeptLeaf]) -> dict[int, TensorKind]:

@@ -252,6 +252,11 @@ class ObserveMode(BreakNotes):
 
     def read_text_of(self, op: OperatorTraits, result: Any) -> str:
         """What the host learns from this operator, or where the body returns it, if that is all that comes of it."""
+        reads = self.trace.reads
+        if self.formulas is not None and op.base == "_local_scalar_dense" and self.formulas.takes(reads):
+            self.trace.kept[len(reads)] = (result, [])
+            self.trace.taken.append(len(reads))
+            return returned_value.TAKEN
         place = returned_value.place_of_read(result) if op.base == "_local_scalar_dense" else None
         if place is None:
             return read_text(result)

@@ -36,7 +36,8 @@ from capture.key.code_names import MISSING
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
 from capture.key.tensor_kind import attributes_of, is_leaf, kept_for_gradients
 from capture.key.tensor_meta import alias_groups, storage_of, tensor_info
-from capture.observe import gradient_uses, written_lines
+from capture.observe import computed, gradient_uses, written_lines
+from capture.observe.computed import Computed
 from capture.observe.described import MADE, DescribedRun, ImplicitInput, KeptEffect, KeptLeaf, kinds_of
 from capture.observe.dropped import empty_dropped
 from capture.observe.kept_value import KeptReads, is_value_of
@@ -74,8 +75,8 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     objects.learn((watched.result, *(change.after for change in watched.changed)))
     classify = Classifier(watched, watched.arguments)
     implicit = classify.implicit()
-    effects, effect_facts = effects_of(watched, classify)
-    outputs = _outputs(watched, classify)
+    effects, effect_facts = effects_of(watched, classify, found := computed.settle(watched))
+    outputs = _outputs(watched, classify, found)
     kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
     effect_facts += [*kinds_as_effects(watched, kept), *watched.left]
     _note_unproven_arrays(watched, outputs, effects)
@@ -303,16 +304,20 @@ class Classifier:
         return KeptLeaf(path, value, "foreign")
 
 
-def effects_of(watched: ObservedRun, classify: Classifier) -> tuple[list[KeptEffect], list[Effect]]:
-    """What the run left in Python state: the effects that a replay repeats, and the facts of all of them."""
+def effects_of(
+    watched: ObservedRun, classify: Classifier, found: Computed | None = None
+) -> tuple[list[KeptEffect], list[Effect]]:  # fmt: skip
+    """What the run left in Python state: the effects that a replay repeats, and the facts of all of them. ``found``:
+    formulas of what it left."""
     kept: list[KeptEffect] = []
     facts: list[Effect] = []
     reads, effects = KeptReads(watched), list[KeptEffect]()
-    for change in [*reads.with_unchanged(watched.changed), *_made_again(watched)]:
+    with_same = computed.with_unchanged(watched, found, reads.with_unchanged(watched.changed))
+    for change in [*with_same, *_made_again(watched)]:
         change = reads.without_amount(change)
         left = () if change.amount is not None else pytree.leaves(change.after, change.source.path)
         effects.append(KeptEffect(change, tuple(classify.leaf(p, v) for p, v in left)))
-    for effect in reads.marked(effects):
+    for effect in computed.marked(watched, found, reads.marked(effects)):
         change, leaves, path = effect.change, effect.leaves, effect.change.source.path
         line = written_lines.line_that_wrote(watched.ran, change)
         kind = _kind_of_effect(change, leaves)
@@ -526,8 +531,8 @@ def _unmatched(watched: ObservedRun) -> list[str]:
     ]
 
 
-def _outputs(watched: ObservedRun, classify: Classifier) -> list[KeptLeaf]:
-    """All leaves of the result."""
+def _outputs(watched: ObservedRun, classify: Classifier, found: Computed | None) -> list[KeptLeaf]:
+    """All leaves of the result. ``found``: formulas of what the run left."""
     leaves = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
     trace, values = watched.watch.trace, {leaf.path: leaf.value for leaf in leaves}
     reads: dict[str, int | tuple[int, str]] = {}
@@ -543,7 +548,8 @@ def _outputs(watched: ObservedRun, classify: Classifier) -> list[KeptLeaf]:
                 trace.reads[number], number_of_path = read_text(trace.kept[number][0]), {}
                 break
         reads |= number_of_path
-    return [evolve(leaf, read=reads[leaf.path]) if leaf.path in reads else leaf for leaf in leaves]
+    leaves = [evolve(leaf, read=reads[leaf.path]) if leaf.path in reads else leaf for leaf in leaves]
+    return leaves if found is None else [computed.of_formula(watched, leaf, found.outputs) for leaf in leaves]
 
 
 def _members_of_list(

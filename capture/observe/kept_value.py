@@ -16,6 +16,7 @@ from attrs import define, evolve, field, frozen
 
 from capture.key.name_uses import name_uses
 from capture.key.packages import is_library, package_of
+from capture.observe.computed import in_order
 from capture.observe.described import KeptEffect, KeptLeaf
 from capture.observe.operator_schema import read_text
 from capture.observe.returned_value import Kept, as_returned, computed, times_named
@@ -63,13 +64,7 @@ class KeptReads:
     def with_unchanged(self, changes: Sequence[Change]) -> list[Change]:
         """All of them, and places that hold the same number as before, in the order in which a run tells changes: that
         is the same in each."""
-        order = {id(source): at for at, (source, _) in enumerate(self.watched.before.sources.values())}
-        told = [*changes]
-        for change in self.unchanged():
-            own = order[id(change.source)]
-            later = (at for at, other in enumerate(told) if order.get(id(other.source), len(order)) > own)
-            told.insert(next(later, len(told)), change)
-        return told
+        return in_order(self.watched, changes, [*self.unchanged()])
 
     def unchanged(self) -> Iterator[Change]:
         """Places that hold the same number as before the run: by the next call it is another one."""

@@ -44,6 +44,8 @@ _CALL_BODIES = ("state/call.py", "key/signature.py", "key/input_places.py", "key
 _BODY_RUNS_IN = tuple([_HERE + name for name in _CALL_BODIES])
 RETURNED = "returned as "
 """``Facts.reads`` has such a value with this prefix."""
+TAKEN = f"{RETURNED}kept"
+"""So where formulas tell what comes of it (``observe.computed``)."""
 _KINDS: dict[str, Any] = {"float": float, "int": int, "bool": bool}
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,

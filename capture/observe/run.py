@@ -194,7 +194,7 @@ def _run_watched(
     hide_from_compiler()
     watched.versions = _versions(arguments, before)
     watch.begin(arguments)
-    watch.arrays_given = array_inputs.given(call.binder, values)
+    watch.arrays_given, watch.formulas = array_inputs.given(call.binder, values), call.formulas
     if watch.keep_undo:
         watched.states = _generator_states(watched)
     watched.positions = host_draws.positions(before)
@@ -222,7 +222,7 @@ def _run_watched(
             around.enter_context(watch)
             noting = code_run(source_location.user_location, *call.unreached.watch()) if watch.notes_code else None
             watched.has_begun = True
-            with noting or contextlib.nullcontext(watched.ran) as watched.ran:
+            with noting or contextlib.nullcontext(watched.ran) as watched.ran, _formulas_of(call):
                 watched.result = call.run(values)
             watched.is_over = True
             surroundings.note_grad_mode()
@@ -239,6 +239,14 @@ def _run_watched(
     watched.once = arranged() or ("it was compiled" if graphs_compiled() > compiled else "")
     watched.once = watched.once or ("the process is a child that was forked in it" if watch.looks_away else "")
     return watched
+
+
+def _formulas_of(call: Call) -> contextlib.AbstractContextManager[Any]:
+    """What goes around a body whose numbers are noted."""
+    around: contextlib.AbstractContextManager[Any] = (
+        contextlib.nullcontext() if call.formulas is None else call.formulas.around()
+    )
+    return around
 
 
 def _is_no_more_active(watch: ObserveMode) -> None:

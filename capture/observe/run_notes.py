@@ -63,6 +63,8 @@ class RunNotes(HigherOrderMode):
         """What runs is no part of the body."""
         self.arrays_given: list[torch.Tensor] = []
         """Tensors that the body got as arrays."""
+        self.formulas: Any = None
+        """See ``Call.formulas``."""
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
         self._operator: str | None = "code outside of operators"

@@ -131,6 +131,8 @@ class RunTrace:
     """The values of compared reads, as in ``Facts.reads``."""
     kept: dict[int, tuple[Any, list[Kept]]] = field(factory=dict)
     """By the number of a read: its value, and what keeps it."""
+    taken: list[int] = field(factory=list)
+    """Numbers of reads that formulas take (``observe.computed``)."""
     arrays: dict[int, HandedOut] = field(factory=dict)
     """By ``id`` of the array."""
     islands: list[Island] = field(factory=list)

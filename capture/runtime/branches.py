@@ -17,6 +17,7 @@ A read that gives another value in call after call, such as a loss for the log, 
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import torch
@@ -36,6 +37,7 @@ from capture.observe.operator_schema import read_text
 from capture.observe.returned_value import RETURNED, AsReturned, as_returned
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
+from capture.runtime.formulas import Expression
 from capture.runtime.replay import Commit
 from capture.runtime.replay import replay as replay_plain
 from capture.state.body_run import BodyRun
@@ -112,6 +114,8 @@ class Followed:
     """No recording can go on after this island."""
     is_lost: bool = False
     """The last island changed what the body may have read before it, and the former value is not known."""
+    raises: bool = False
+    """What Python computes of the values raises, so the body has to run."""
     interrupt: BaseException | None = None
     """An interrupt that came after an island had run. It is raised once the call is complete."""
 
@@ -119,12 +123,13 @@ class Followed:
 class _Walk(Commit):
     """One replay, segment by segment."""
 
-    __slots__ = ("is_last", "is_lost", "islands", "keeps", "read", "stopped", "undo")
+    __slots__ = ("expressed", "is_last", "is_lost", "islands", "keeps", "read", "stopped", "undo")
 
     def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
         super().__init__(captured, node, tree, values, leaves)
         self.undo, self.is_last, self.keeps = Undo(), False, False
         self.read: dict[int, Any] = {}
+        self.expressed: dict[Any, Any] = {}
         if node.program is not None:  # another branch may need it
             self.begin_state = torch.default_generator.get_state()
         self.stopped: Followed | None = None
@@ -179,8 +184,31 @@ class _Walk(Commit):
                 recording.settle(number, meeting)
             self.read[number] = meeting.value
             number += 1
+        if not self._computes():
+            self.stopped = Followed(ran=self.islands, raises=True)
+            return
         self.is_last = True
         native.committed(recording.segment(number), (leaves,), bool)
+
+    def _computes(self) -> bool:
+        """Compute what the body leaves of the values that were read, before anything is left. False where Python raises
+        an error, or numbers in Python state are not where they were recorded."""
+        outputs = self.node.outputs
+        reads = outputs.reads if outputs is not None else ()
+        expressions = [which for _, which in reads if isinstance(which, Expression)]
+        if not expressions:
+            return True
+        roots = functools.cache(self.captured.call(self.values, self.leaves).named_roots) if self.node.placed else dict
+        if not all(place.is_at(slot.at(roots).holder) for slot, place in self.node.placed):
+            return False
+        read: dict[Any, Any] = {("read", number): value for number, value in self.read.items()}
+        self.expressed = {}
+        try:
+            for expression in expressions:
+                self.expressed[expression] = expression.value({**expression.numbers(self.values), **read})
+        except (ArithmeticError, ValueError, TypeError):
+            return False
+        return True
 
     def _run_island(self, call: IslandCall, node: Node, *, keeps: bool) -> Found | None:
         """Run an island. Gives what to look for at its break; None where no recording can hold what the island did.
@@ -252,6 +280,7 @@ class _Walk(Commit):
         reads = enumerate(self.node.reads)
         self.read_values = AsReturned(
             {number: as_returned(text, self.read[number]) for number, text in reads if text.startswith(RETURNED)}
+            | self.expressed
         )
         return super()._built()
 

@@ -305,6 +305,7 @@ class Captured:
             unreached=self.unreached,
         )  # fmt: skip
         by_answers = self.decisions.amounts(call) if self.decisions is not None else None
+        call.formulas = None if self.decisions is None else self.decisions.formulas(values)
         call.amounts = either(by_answers, amounts_of(self.added) if self.added else None)
         return call
 

@@ -22,6 +22,7 @@ answers run eagerly.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,13 +32,15 @@ from attrs import define, evolve, field, frozen
 
 from capture.core.facts import Break, Facts
 from capture.engines.base import Number
-from capture.key import pytree
 from capture.key.input_places import InputPlace, with_places
+from capture.observe.computed import Computed, Known, Variable
 from capture.observe.facts_builder import READ_ANEW
 from capture.observe.returned_value import RETURNED
 from capture.runtime.buckets import Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
+from capture.runtime.formulas import NotedReads, asks_for_classes, place_of, read_by_number
+from capture.runtime.noted_math import noting_math
 from capture.runtime.noted_numbers import Formula, Noting, Question, holds_noted
 from capture.runtime.noted_runs import noted_amounts, watched_with
 from capture.runtime.numbers import (
@@ -62,6 +65,7 @@ _PLAIN = (int, float)
 _MOST_LEAVES = 12  # ways that the answers lead to
 _MOST_ENTRIES = 64  # that are searched for one that has another number
 _MOST_PLACES = 16  # numbers in Python state, which are read in each call
+_MOST_ROUNDS = 4  # in which further places become arguments
 _FAR = 1013  # as an index it raises
 _TRIED = 4096
 
@@ -82,10 +86,12 @@ class Decisions:
 
     positions: tuple[int, ...]
     kinds: tuple[type, ...]
-    _first: _Asked | None = None
+    _first: _Asked | bool | None = None
     _count: int = 0
     _amounts: dict[tuple[Any, ...], Mapping[int, int]] = field(factory=dict)
     """For each tuple of answers, what the body adds to numbers in Python state, by position."""
+    _computed: dict[tuple[Any, ...], list[Computed]] = field(factory=dict)
+    """For each tuple of answers, what Python computes of numbers and the body leaves (``formulas``)."""
     _standing: dict[tuple[Any, ...], tuple[Number, ...]] = field(factory=dict)
     """For each tuple of answers, the numbers of one call that gave them."""
 
@@ -111,12 +117,25 @@ class Decisions:
             except (ArithmeticError, ValueError, TypeError):
                 return tuple(answers), False
             answers.append(answer)
-            at = at.after.get(answer)  # type: ignore[assignment]
+            at = at.after.get(answer)
         return tuple(answers), at
 
     def forbids(self, values: Values) -> bool:
         """Whether more comes of these numbers than their answers."""
-        return self.own(values) is not None and not self.parts(values)
+        return bool(self.positions) and self.own(values) is not None and not self.parts(values)
+
+    def formulas(self, values: Values) -> Known | None:
+        """See ``Call.formulas``. As for amounts, what was proven for other answers counts as likely."""
+        own = self.own(values)
+        if own is None or not self._computed:
+            return None
+        proven = self._computed.get(self._walked(own)[0])
+        likely = proven if proven is not None else [one for several in self._computed.values() for one in several]
+        return Known(tuple(likely), dict(enumerate(own)))
+
+    def candidates(self) -> list[Computed]:
+        """All formulas that were proven."""
+        return [one for several in self._computed.values() for one in several]
 
     def standing(self, values: Values) -> Values:
         """These values, with numbers that are the same for all calls with the same answers: for fast paths, which
@@ -145,14 +164,19 @@ class Decisions:
 
         return amount
 
-    def learn(self, asked: Mapping[Question, Any], amounts: Mapping[int, int], *, is_enough: bool) -> bool:
+    def learn(self, proof: _Proof) -> bool:
         """Keep what a run showed. False where it asked something else than an earlier one after the same answers."""
-        questions = list(asked.items())
-        if is_enough and self._amounts.setdefault(tuple(asked.values()), amounts) != amounts:
+        questions, answers, is_enough = list(proof.asked.items()), tuple(proof.asked.values()), proof.is_enough
+        if is_enough and self._amounts.setdefault(answers, proof.amounts) != proof.amounts:
             return False
+        if is_enough and proof.computed is not None:
+            known = self._computed.setdefault(answers, [])
+            if all(one.text() != proof.computed.text() for one in known):
+                known.append(proof.computed)
         if not questions:
-            return False
-        self._first = self._first or _Asked(questions[0][0])
+            self._first = is_enough if self._first is None else self._first
+            return self._first is is_enough
+        self._first = _Asked(questions[0][0]) if self._first is None else self._first
         at: _Asked | bool | None = self._first
         for number, (question, answer) in enumerate(questions):
             if not isinstance(at, _Asked) or at.question != question:
@@ -194,18 +218,39 @@ def begins(captured: Captured, entry: Entry, bound: Call) -> bool:
     if varying is None:
         return False
     captured.decisions_left -= 1
-    positions, watched, places = varying
-    decisions = Decisions(positions, tuple(type(watched[at]) for at in positions))
+    positions, watched, places, facts = varying
     call = captured.call(watched, bound.leaves)
     call.binder = with_places(call.binder, places)
-    is_enough = _learned(captured, call, decisions)
-    if is_enough is None:
+    return _begins_with(captured, call, positions, places, facts)
+
+
+def _begins_with(
+    captured: Captured, call: Call, positions: tuple[int, ...], places: list[InputPlace], facts: Facts | None
+) -> bool:  # fmt: skip
+    """Whether answers and formulas stand for these numbers and for what the host reads from now on. Where a formula
+    gives numbers in places that are no arguments yet, these become arguments, too. ``facts``: of a run."""
+    kept: Decisions | None = captured.decisions
+    wanted = read_by_number(facts, () if kept is None else kept.candidates())
+    for _ in range(_MOST_ROUNDS):
+        decisions = Decisions(positions, tuple(type(call.values[at]) for at in positions))
+        learned = _learned(captured, call, decisions, wanted)
+        more = [place_of(change) for change in learned.unplaced] if learned.is_enough else []
+        added = [place for place in more if place is not None]
+        if not more:
+            break
+        if len(added) < len(more) or others_may_run() or len(places) + len(added) > _MOST_PLACES:
+            return False
+        first = len(call.values)
+        call = evolve(call, values=(*call.values, *[place.read() for place in added]))
+        call.binder = with_places(call.binder, added)
+        places, positions = [*places, *added], (*positions, *range(first, first + len(added)))
+    if learned.is_enough is None:
         captured.decisions_left = 0  # the code is the same with other numbers
-    if not is_enough:
+    if not learned.is_enough or learned.unplaced:
         return False
     captured.take_inputs(places)
     captured.decisions = decisions
-    captured.log.add("drop", "answers of the body stand for numbers from now on")
+    captured.log.add("drop", "answers of the body, and formulas, stand for numbers from now on")
     captured.retire()
     captured.budget.start_anew()
     return True
@@ -214,13 +259,15 @@ def begins(captured: Captured, entry: Entry, bound: Call) -> bool:
 def hold(captured: Captured, entry: Entry, bound: Call) -> bool:
     """Prove, before the first recording of an entry, that what its key leaves out of numbers does not count. False
     where it does, and the key is another one now."""
+    if begins_with_reads(captured, entry, bound):
+        return False
     decisions: Decisions | None = captured.decisions
-    if decisions is None or entry.asks_no_more or not decisions.parts(bound.values):
+    if decisions is None or entry.asks_no_more or (decisions.positions and not decisions.parts(bound.values)):
         return True
     if entry.facts is None or calls_out(entry.facts):
         decisions.forbid(bound.values)
-        return False
-    is_enough = _learned(captured, bound, decisions)
+        return not decisions.positions
+    is_enough = _learned(captured, bound, decisions, read_by_number(entry.facts, decisions.candidates())).is_enough
     entry.asks_no_more = is_enough is True
     if is_enough is None:
         captured.decisions, captured.decisions_left = None, 0
@@ -229,28 +276,53 @@ def hold(captured: Captured, entry: Entry, bound: Call) -> bool:
     return is_enough is True
 
 
-def _learned(captured: Captured, call: Call, decisions: Decisions) -> bool | None:
-    """Run the body with the numbers of a call and others, and keep what that shows: whether answers are enough after
-    those of this call. None where it asks nothing, or something else than before."""
+@frozen
+class _Learned:
+    """Whether answers and formulas are enough after those of a call; None where the body asks nothing, or something
+    else than before. ``unplaced``: changes of places that have to be arguments for that."""
+
+    is_enough: bool | None
+    unplaced: Sequence[Change] = ()
+
+
+def _learned(captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int]) -> _Learned:
+    """Run the body with the numbers of a call and others, and keep what that shows. ``wanted``: reads of which formulas
+    may take the value."""
     run = BodyRun()
     if call.binder.places and others_may_run():  # who would see the numbers put there
         decisions.forbid(call.values)
-        return False
+        return _Learned(is_enough=False)
     try:
-        proof = body_run.during(run, _proof, (captured, call, decisions))
+        proof = body_run.during(run, _proof, (captured, call, decisions, wanted))
     except Exception as error:
         if run.error is not error:
             raise
         decisions.forbid(call.values)  # an error that the body raises may tell the numbers
+        return _Learned(is_enough=False)
+    if proof is not None and proof.unplaced:
+        return _Learned(is_enough=True, unplaced=proof.unplaced)
+    if proof is None or not decisions.learn(proof):
+        return _Learned(is_enough=None)
+    return _Learned(is_enough=bool(proof.is_enough))
+
+
+def begins_with_reads(captured: Captured, entry: Entry, bound: Call) -> bool:
+    """Put formulas in the place of what the host read in a run of this entry, where nothing else comes of it. All that
+    was recorded is dropped then. False where that is not so."""
+    if captured.decisions is not None or entry.has_tried_formulas or entry.phase not in ("warm", "ready"):
         return False
-    if proof is None or not decisions.learn(proof.asked, proof.amounts, is_enough=proof.is_enough):
-        return None
-    return bool(proof.is_enough)
+    entry.has_tried_formulas = True
+    if captured.sizes is not None or captured.is_backward or not captured.decisions_left or entry.region is not None:
+        return False
+    if entry.facts is None or calls_out(entry.facts) or not read_by_number(entry.facts, ()):
+        return False
+    captured.decisions_left -= 1
+    return _begins_with(captured, evolve(bound), (), [], entry.facts)
 
 
 def _varying(
     captured: Captured, entry: Entry, values: Values, kept: Decisions | None
-) -> tuple[tuple[int, ...], Values, list[InputPlace]] | None:
+) -> tuple[tuple[int, ...], Values, list[InputPlace], Facts] | None:
     """Positions of the plain numbers in which alone the key differs from that of an entry that can be recorded, the
     values with the numbers of that one, and places in Python state whose numbers are the last of those values."""
     entries = captured.entries()
@@ -270,7 +342,8 @@ def _varying(
             places, in_places = [place for place, _ in in_state], [number for _, number in in_state]
             watched = (*with_numbers(values, differing, [number_of(theirs[at]) for at in differing]), *in_places)
             differing += range(len(values), len(watched))
-            return tuple(sorted({*differing, *(kept.positions if kept is not None else ())})), watched, places
+            positions = tuple(sorted({*differing, *(kept.positions if kept is not None else ())}))
+            return positions, watched, places, other.facts
     return None
 
 
@@ -282,6 +355,7 @@ def _differing_places(captured: Captured, key: Any, entry: Entry) -> list[tuple[
     if key[0] != entry_key[0] or not {NAMED, SETTINGS}.issuperset(parts):
         return None
     differing: list[tuple[InputPlace, Number]] = []
+    known = {place.key() for place in captured.binder.places}
     for at in parts:
         if len(key[at]) != len(entry_key[at]):
             return None
@@ -291,10 +365,12 @@ def _differing_places(captured: Captured, key: Any, entry: Entry) -> list[tuple[
             places = places_of_part(captured, at, number, (part, then), are_numbers)
             if places is None:
                 return None
-            differing += [(place, value) for place, value in places if tail_of(place.path) not in only_kept]
+            new = [(place, value) for place, value in places if place.key() not in known]
+            differing += [(place, value) for place, value in new if tail_of(place.path) not in only_kept]
     if differing and (others_may_run() or len(captured.binder.places) + len(differing) > _MOST_PLACES):
         return None
-    if sets_anew(entry, [place for place, _ in differing]):
+    reads_values = bool(read_by_number(entry.facts, ()))  # most likely the body sets them by what it reads
+    if not reads_values and sets_anew(entry, [place for place, _ in differing]):
         return None
     return differing
 
@@ -315,13 +391,18 @@ class _Seen:
     facts: Facts
     noting: Noting
     is_enough: bool
-    """Whether the numbers answer questions and do nothing else, as far as it shows."""
+    """Whether the numbers answer questions, and formulas have them, and do nothing else, as far as it shows."""
     amounts: dict[int, int]
     """What it added to numbers in Python state, by position."""
+    reads: NotedReads | None = None
 
     def is_like(self, other: _Seen) -> bool:
         """They did the same."""
-        return compared(self.facts) == compared(other.facts) and self.amounts == other.amounts
+        alike = compared(self.facts) == compared(other.facts) and self.amounts == other.amounts
+        return alike and self._texts() == other._texts()
+
+    def _texts(self) -> Any:
+        return None if self.reads is None or self.reads.computed is None else self.reads.computed.text()
 
 
 def compared(facts: Facts) -> tuple[Any, ...]:
@@ -335,56 +416,109 @@ def compared(facts: Facts) -> tuple[Any, ...]:
 @frozen(eq=False)
 class _Proof:
     """What the body asks of the numbers of a call, with the answers, and whether nothing else comes of them than
-    amounts that are added."""
+    amounts that are added, and formulas."""
 
     asked: dict[Question, Any]
     amounts: Mapping[int, int]
     is_enough: bool
+    computed: Computed | None = None
+    unplaced: Sequence[Change] = ()
 
 
-def _proof(captured: Captured, call: Call, decisions: Decisions) -> _Proof | None:
-    """Run the body. None where it asks nothing."""
+def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int]) -> _Proof | None:
+    """Run the body. None where it asks nothing, and formulas have nothing."""
     own = decisions.own(call.values)
     if own is None:
         return None
-    first = _seen(captured, call, decisions.positions, own)
-    asked, left = first.noting.questions, _not_told(first.noting)
-    if not asked or not first.is_enough:
+    first = _first_seen(captured, call, decisions, own, wanted)
+    if first is None:
+        return None
+    asked = first.noting.questions
+    computed = None if first.reads is None else first.reads.computed
+    if not first.is_enough or not (asked or computed is not None):
         return _Proof(asked, {}, is_enough=False) if asked else None
-    for others in _like(first.noting, own):
-        differing = {text for text, formula in left.items() if _differs(formula, own, others)}
+    if first.reads is not None and first.reads.unplaced:
+        return _Proof(asked, {}, is_enough=False, unplaced=first.reads.unplaced)
+    left = _left_after_others(captured, call, decisions, first, own)
+    if left is None:
+        return _Proof(asked, {}, is_enough=False)
+    added = Decisions(decisions.positions, decisions.kinds)
+    added.learn(_Proof(asked, first.amounts, is_enough=True, computed=computed))
+    plainly = evolve(call)
+    plainly.amounts, plainly.formulas = added.amounts(plainly), added.formulas(plainly.values)
+    plain = watched_with(captured, plainly, {})[1].facts
+    return _Proof(
+        asked, first.amounts, is_enough=not left and compared(plain) == compared(first.facts), computed=computed
+    )
+
+
+def _first_seen(
+    captured: Captured, call: Call, decisions: Decisions, own: Sequence[Number], wanted: frozenset[int]
+) -> _Seen | None:  # fmt: skip
+    """A run with the numbers of the call and those that it reads, of which only those are noted that are asked nothing.
+    None where there are no numbers."""
+    while own or wanted:
+        seen = _seen(captured, call, decisions.positions, own, wanted)
+        if seen.reads is None:
+            return seen
+        origins = frozenset[Variable]().union(*[question.origins() for question in seen.noting.questions])
+        asked = {variable[1] for variable in origins if isinstance(variable, tuple)}
+        fewer = frozenset(seen.reads.read.keys() - asked)
+        if fewer == wanted:
+            return seen
+        wanted = fewer
+    return None
+
+
+def _left_after_others(
+    captured: Captured, call: Call, decisions: Decisions, first: _Seen, own: Sequence[Number]
+) -> dict[str, Formula] | None:  # fmt: skip
+    """Formulas that had the same value in all runs, after runs with other numbers; None where one did more."""
+    read = {} if first.reads is None else first.reads.read
+    wanted = frozenset(read)
+    variables: list[Variable] = [*range(len(own)), *[("read", number) for number in read]]
+    before, left = dict(zip(variables, (*own, *read.values()), strict=True)), _not_told(first.noting)
+    for others in _like(first.noting, before):
+        differing = {text for text, formula in left.items() if _differs(formula, before, others)}
         if left and not differing:
             continue
-        second = _seen(captured, call, decisions.positions, others)
-        if not second.is_enough or second.noting.questions != asked or not second.is_like(first):
-            return _Proof(asked, {}, is_enough=False)
+        given = {number: others["read", number] for number in wanted}
+        second = _seen(captured, call, decisions.positions, [others[at] for at in range(len(own))], wanted, given)
+        if not second.is_enough or second.noting.questions != first.noting.questions or not second.is_like(first):
+            return None
         left = {text: formula for text, formula in left.items() if text not in differing}
         if not left:
             break
-    added = Decisions(decisions.positions, decisions.kinds)
-    added.learn(asked, first.amounts, is_enough=True)
-    plainly = evolve(call)
-    plainly.amounts = added.amounts(plainly)
-    plain = watched_with(captured, plainly, {})[1].facts
-    return _Proof(asked, first.amounts, is_enough=not left and compared(plain) == compared(first.facts))
+    return left
 
 
-def _seen(captured: Captured, call: Call, positions: Sequence[int], numbers: Sequence[Number]) -> _Seen:
-    """Watch the body with these numbers, and undo it."""
-    noting = Noting(asks=True)
+def _seen(
+    captured: Captured, call: Call, positions: Sequence[int], numbers: Sequence[Number], wanted: frozenset[int],
+    given: Mapping[int, Any] | None = None,
+) -> _Seen:  # fmt: skip
+    """Watch the body with these numbers, and undo it. ``wanted``: reads that are noted; ``given``: what it gets."""
+    is_alone = not others_may_run()
+    noting = Noting(asks=True, keeps=bool(wanted))
+    reads = NotedReads(noting, wanted, tuple(positions), {} if given is None else given) if wanted else None
     with_notes = evolve(call, values=with_numbers(call.values, positions, noting.begin(numbers)))
     amounts = dict[int, int]()
     with_notes.amounts = noted_amounts(with_notes, noting, numbers, positions, amounts)
-    watched, described = watched_with(captured, with_notes, dict(zip(positions, numbers, strict=True)))
+    with_notes.formulas = reads
+    run = functools.partial(watched_with, captured, with_notes, dict(zip(positions, numbers, strict=True)))
+    notes_math = reads is not None and is_alone
+    watched, described = noting_math(noting, run) if notes_math else run()
     facts = described.facts
-    others = noting.is_read or facts.gradients or calls_out(facts) or reads_in_c(watched.ran)
+    others = noting.is_read or facts.gradients or calls_out(facts)
+    others = others or reads_in_c(watched.ran, but=math if notes_math else None)
     others = others or may_go_another_way(facts)
     others = others or any(effect.kind in ("python", "container", "call") for effect in facts.effects)
     left = [leaf.value for effect in described.effects for leaf in effect.leaves]
-    left += [leaf for _, leaf in pytree.result_leaves(watched.result)]
-    changed = [change.after for change in watched.changed if change.amount is None]
-    others = others or any(map(holds_noted, left)) or any(map(holds_noted, changed))
-    return _Seen(facts, noting, not others, amounts)
+    left += [leaf.value for leaf in described.outputs]
+    if reads is None:
+        left += [change.after for change in watched.changed if change.amount is None]
+    others = others or (reads is not None and asks_for_classes(watched.ran))
+    others = others or any(map(holds_noted, left)) or (reads is not None and reads.is_lost)
+    return _Seen(facts, noting, not others, amounts, reads)
 
 
 def calls_out(facts: Facts) -> bool:
@@ -413,15 +547,19 @@ def _not_told(noting: Noting) -> dict[str, Formula]:
     return {text: formula for formula in noting.formulas.values() if (text := formula.text()) not in fixed}
 
 
-def _differs(formula: Formula, own: Sequence[Number], others: Sequence[Number]) -> bool:
-    return formula.value(own) != formula.value(others)
+Numbers = Mapping[Variable, Any]
 
 
-def _like(noting: Noting, own: Sequence[Number]) -> Iterator[list[Number]]:
+def _differs(formula: Formula, own: Numbers, others: Numbers) -> bool:
+    return bool(formula.value(own) != formula.value(others))
+
+
+def _like(noting: Noting, own: Numbers) -> Iterator[Numbers]:
     """Other numbers with the same answers, first those by which most formulas differ."""
-    candidates: list[tuple[int, list[Number]]] = []
+    candidates: list[tuple[int, Numbers]] = []
     left = _not_told(noting).values()
-    for others in itertools.islice(_others(noting, own), _TRIED):
+    for numbers in itertools.islice(_others(noting, [*own.values()]), _TRIED):
+        others: Numbers = dict(zip(own, numbers, strict=True))
         try:
             if all(question.answer(others) == answer for question, answer in noting.questions.items()):
                 candidates.append((sum(_differs(formula, own, others) for formula in left), others))

@@ -286,6 +286,8 @@ def _prepare(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf
     """A cold or warm entry has nothing to replay yet."""
     if entry.phase == "cold" and captured.budget.refuses(entry.key):  # to look at state takes longer than many a body
         return done(run_without_key(captured, entry, captured.call(values, leaves, entry)))
+    if decisions.begins_with_reads(captured, entry, captured.call(values, leaves, entry)):
+        return START_OVER
     if tells_apart(captured, entry, entry.places):
         return START_OVER
     bound, backend = captured.call(values, leaves, entry), engine_of(captured, entry, leaves)
@@ -479,6 +481,8 @@ def _came_to(
         return done(stopped.result)
     if stopped.ran:
         islands.answer(body_run.current(), stopped.ran)
+    if stopped.raises:
+        return done(run_eagerly(captured, captured.call(values, leaves, entry), "what it computes of a value raises"))
     if stopped.is_odd:
         return _after_island(captured, entry, stopped, captured.call(values, leaves, entry), tree)
     if stopped.moved is not None:
@@ -521,8 +525,8 @@ def _unread(
             return _state_moved(captured, entry, sibling, bound.values, bound.leaves, tree)
         arguments = bound.values, bound.leaves, body_run.current()
         stopped_replay = None if state else branches.replay(captured, sibling, tree, *arguments)
-        if stopped_replay is not None and stopped_replay.node is not None:
-            return done(stopped_replay.result)
+        if stopped_replay is not None and (stopped_replay.node is not None or stopped_replay.raises):
+            return _came_to(captured, entry, sibling, stopped_replay, bound.values, bound.leaves, tree)
     captured.log.counters.misses += 1
     captured.log.add("miss", f"the host read {', '.join(reads)[-80:]}, for the first time")
     branches_known = [branch for branch_reads, branch in entry.known_branches() if branch_reads[: len(reads)] == reads]

@@ -127,6 +127,8 @@ class Entry:
     """How many watched runs read these values."""
     asks_no_more: bool = False
     """It was shown that of the numbers that its key leaves out only answers count (``decisions``)."""
+    has_tried_formulas: bool = False
+    """It was looked whether formulas take what its body reads on the host (``decisions.begins_with_reads``)."""
     reads_no_arrays: bool = False
     """It was shown that only tensors come of arrays whose content its key leaves out (``arrays``)."""
     warmups_left: int = 0

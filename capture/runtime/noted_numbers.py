@@ -36,6 +36,10 @@ MATH: dict[str, Callable[..., float]] = {
     )
 }  # fmt: skip
 """Functions of ``math`` that compute one float from numbers and do nothing else (``noted_math``)."""
+_TEXTS: dict[str, Callable[..., Any]] = {
+    "round": round, "format": format, "str": str, "repr": repr, "concat": operator.add,
+}  # fmt: skip
+"""Beside arithmetic, what gives another number or a text and does nothing else."""
 _ASKING: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
     "bool": bool, "value": operator.pos,
@@ -55,20 +59,20 @@ class Formula:
     operation: str
     operands: tuple[Any, ...]
 
-    def value(self, numbers: Sequence[Number]) -> Number:
-        """The number that Python computes. Raises what the operation raises."""
+    def value(self, numbers: Any) -> Any:
+        """The number that Python computes. Raises what the operation raises. ``numbers``: by position, or by what
+        stands for it there."""
         if not self.operation:
-            own: Number = numbers[self.operands[0]]
-            return own
-        found: Number = _do(self.operation, [_value_of(operand, numbers) for operand in self.operands])
+            return numbers[self.operands[0]]
+        found: Any = _do(self.operation, [_value_of(operand, numbers) for operand in self.operands])
         return found
 
     def text(self) -> str:
         """Equal for equal formulas of any run."""
         return f"{self.operation}({', '.join(map(_text_of, self.operands))})"
 
-    def origins(self) -> frozenset[int]:
-        """Positions of the numbers that it is made of."""
+    def origins(self) -> frozenset[Any]:
+        """Positions of the numbers that it is made of, or what stands for them."""
         if not self.operation:
             return frozenset(self.operands)
         return frozenset().union(*(operand.origins() for operand in self.operands if type(operand) is Formula))
@@ -83,7 +87,11 @@ class Question:
     operands: tuple[Any, ...] = field(eq=False)
     text: str
 
-    def answer(self, numbers: Sequence[Number]) -> Any:
+    def origins(self) -> frozenset[Any]:
+        """As those of a formula."""
+        return frozenset().union(*(operand.origins() for operand in self.operands if type(operand) is Formula))
+
+    def answer(self, numbers: Any) -> Any:
         """The answer for these numbers of a call. Raises what the operation raises."""
         return _ASKING[self.operation](*[_value_of(operand, numbers) for operand in self.operands])
 
@@ -92,13 +100,15 @@ def _text_of(operand: Any) -> str:
     return operand.text() if type(operand) is Formula else f"{type(operand).__name__} {operand!r}"
 
 
-def _value_of(operand: Any, numbers: Sequence[Number]) -> Any:
+def _value_of(operand: Any, numbers: Any) -> Any:
     return operand.value(numbers) if type(operand) is Formula else operand
 
 
 def _do(operation: str, operands: Sequence[Any]) -> Any:
     if operation in MATH:
         return MATH[operation](*operands)
+    if operation in _TEXTS:
+        return _TEXTS[operation](*operands)
     return _UNARY[operation](*operands) if operation in _UNARY else _BINARY[operation](*operands)
 
 
@@ -112,19 +122,24 @@ class Noting:
     """Notes what one run does with its numbers."""
 
     is_read: bool = False
+    is_over: bool = False
+    """The body is over: who looks at the numbers now is this library."""
     formulas: dict[Any, Formula] = field(factory=dict)
     asks: bool = False
     """Comparisons are kept as questions; else they count as reads."""
+    keeps: bool = False
+    """What is computed may be kept and returned, texts too (``formulas``)."""
     questions: dict[Question, Any] = field(factory=dict)
     """Questions with their answers, in the order in which they were asked."""
 
-    def noted(self, value: Number, formula: Formula) -> Any:
+    def noted(self, value: Number | str, formula: Formula) -> Any:
         """The number, to be given to the body."""
         key = formula.operation, tuple(map(_key, formula.operands))
         formula = self.formulas.setdefault(key, formula)
         if len(self.formulas) > _MOST:
             self.is_read = True
-        number: Any = (NotedFloat if type(value) is float else NotedInt)(value)
+        kinds: dict[type, Any] = {float: NotedFloat, int: NotedInt, str: NotedText}
+        number: Any = kinds[type(value)](value)
         number.noting, number.formula = self, formula
         return number
 
@@ -134,9 +149,11 @@ class Noting:
 
     def computed(self, operation: str, operands: Sequence[Any]) -> Any:
         """The result of arithmetic on noted and plain numbers."""
-        plain = [_plain(operand) for operand in operands]
+        plain = [plain_of(operand) for operand in operands]
         result = _do(operation, plain)
         formula = Formula(operation, tuple(getattr(operand, "formula", operand) for operand in operands))
+        if operation in _TEXTS and self.keeps and type(result) in (str, float):
+            return self.noted(result, formula)
         if self.asks and type(result) in _PLAIN and abs(result) < _LARGEST:
             if operation == "mod" and type(result) is int and type(plain[1]) is int and 0 < plain[1] <= _FEW:
                 return self.asked("value", (formula,), result)
@@ -182,8 +199,22 @@ class NotedInt(int):
     formula: Formula
 
 
-Noted = (NotedFloat, NotedInt)
+class NotedText(str):
+    """The text of a number that is noted."""
+
+    __slots__ = ("formula", "noting")
+
+    noting: Noting
+    formula: Formula
+
+
+Noted = (NotedFloat, NotedInt, NotedText)
 _KINDS: dict[type, Any] = {NotedFloat: float, NotedInt: int}
+
+
+def plain_of(value: Any) -> Any:
+    """The number or text itself."""
+    return str.__getitem__(value, slice(None)) if type(value) is NotedText else _plain(value)
 
 
 def _reading(kind: type, name: str) -> Callable[..., Any]:
@@ -191,7 +222,7 @@ def _reading(kind: type, name: str) -> Callable[..., Any]:
 
     def method(self: Any, *args: Any) -> Any:
         result = plain(self, *args)
-        if result is not NotImplemented:  # else Python asks the other operand, such as a tensor
+        if result is not NotImplemented and not self.noting.is_over:  # else Python asks the other operand: a tensor
             asked = name.strip("_")
             if self.noting.asks and asked in _ASKING and all(type(value) in (*_PLAIN, *_KINDS) for value in args):
                 return self.noting.asked(asked, (self, *args), result)
@@ -203,6 +234,8 @@ def _reading(kind: type, name: str) -> Callable[..., Any]:
 
 def _computing(operation: str, *, reflected: bool) -> Callable[..., Any]:
     def method(self: Any, *args: Any) -> Any:
+        if self.noting.is_over:
+            return _do(operation, [_plain(one) for one in ((*args, self) if reflected else (self, *args))])
         if len(args) != (operation not in _UNARY):  # ``pow`` with a modulus
             self.noting.is_read = True
             return NotImplemented
@@ -216,17 +249,40 @@ def _computing(operation: str, *, reflected: bool) -> Callable[..., Any]:
     return method
 
 
+def _telling(kind: type, operation: str) -> Callable[..., Any]:
+    reading = _reading(kind, f"__{operation}__")
+
+    def method(self: Any, *args: Any) -> Any:
+        is_kept = self.noting.keeps and not self.noting.is_over and all(type(value) in (int, str) for value in args)
+        return self.noting.computed(operation, (self, *args)) if is_kept else reading(self, *args)
+
+    return method
+
+
+def _joined(left: Any, right: Any) -> Any:
+    """``+`` of texts."""
+    noting = left.noting if type(left) is NotedText else right.noting
+    if noting.is_over or not noting.keeps or any(type(one) not in (str, NotedText) for one in (left, right)):
+        return NotImplemented
+    return noting.computed("concat", (left, right))
+
+
 _LEFT = frozenset({"__class__", "__new__", "__init__", "__init_subclass__", "__subclasshook__", "__getattribute__",
                    "__setattr__", "__delattr__", "__dir__", "__doc__", "__getstate__", "__getnewargs__",
                    "__getformat__", "__setformat__"})  # fmt: skip
-for _noted_kind, _kind in _KINDS.items():
+for _noted_kind, _kind in (*_KINDS.items(), (NotedText, str)):
     for _name in dir(_kind):
         if _name not in _LEFT and callable(getattr(_kind, _name)):
             setattr(_noted_kind, _name, _reading(_kind, _name))
-    for _operation in (*_UNARY, *_BINARY):
+    for _operation in ("format", "str", "repr", *(("round",) if _kind is not str else ())):
+        setattr(_noted_kind, f"__{_operation}__", _telling(_kind, _operation))
+    for _operation in (*_UNARY, *_BINARY) if _kind is not str else ():
         setattr(_noted_kind, f"__{_operation}__", _computing(_operation, reflected=False))
         if _operation in _BINARY:
             setattr(_noted_kind, f"__r{_operation}__", _computing(_operation, reflected=True))
+
+NotedText.__add__ = lambda self, other: _joined(self, other)  # type: ignore[method-assign]
+NotedText.__radd__ = lambda self, other: _joined(other, self)  # type: ignore[attr-defined]
 
 
 def holds_noted(value: Any, depth: int = 4) -> bool:

@@ -23,7 +23,7 @@ from capture.native import native
 from capture.observe.capture_lock import locked
 from capture.observe.expectation import Expectation, other_result
 from capture.rules.compile_plan import compile_plan
-from capture.runtime import branches, gradient_offload, record_failure
+from capture.runtime import branches, formulas, gradient_offload, record_failure
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
 from capture.runtime.inputs import generators_of, inputs_for, moving_paths
@@ -118,7 +118,7 @@ def _record(
     captured.note_findings(plan)
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
-    node.written = written
+    node.written, node.placed = written, formulas.placed(call, recorded.described, outputs)
     node.make_owned(_owned(captured, entry, tree, outputs))
     process_groups.note_user(node, facts)
     call.settle(node)

@@ -52,6 +52,8 @@ class Call:
     amounts: Amounts | None = None
     """How much a run adds to a number in a place that counts as an argument, as far as that was
     proven; None for every other change."""
+    formulas: Any = None
+    """What is known of numbers that the run computes of others (``observe.computed.Formulas``)."""
     undo: Any = None
     """The former state of everything outside of the pool that a recording run changed because it had to execute a
     part."""

@@ -138,19 +138,41 @@ def _counted(before: Snapshot, change: Change, uses: UsesOfNames) -> Change:
 
 def is_only_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:
     """Whether the number in this place is only added to, and nothing else depends on it."""
-    name, holder = source.name, source.holder
-    packages: list[str] = []
-    if source.kind == "closure":
-        name = _name_of(source)
-    elif source.kind == "global":
-        packages = [package_of(holder.get("__name__"))]
-    elif source.kind in ("attribute", "slot"):
-        kind = holder if isinstance(holder, type) else type(holder)
-        packages = [package_of(base.__module__) for base in kind.__mro__]
-    elif source.kind != "item" or id(holder) not in before.namespaces:
-        # code reads those of a thread-local as attributes
-        return source.kind == "item" and type(name) in PLAIN_TYPES and _is_item_counted(before, source, uses)
+    if _is_member(before, source):
+        return type(source.name) in PLAIN_TYPES and _is_item_counted(before, source, uses)
+    name, packages = _name_and_packages(source)
     return name in uses.counted and not uses.is_read(name, packages)
+
+
+def is_unread(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:
+    """Whether nothing depends on what is in this place: the body puts something there, and does not add to it."""
+    if uses.is_computed:
+        return False
+    if _is_member(before, source):
+        key, names = source.name, names_holding(before, source.holder)
+        return type(key) in PLAIN_TYPES and bool(names) and not any(
+            (name, key) in uses.counted or uses.is_read_whole((name, key)) or uses.may_ask(name, source.holder)
+            for name in names
+        )  # fmt: skip
+    name, packages = _name_and_packages(source)
+    return name not in uses.counted and not uses.is_read(name, packages)
+
+
+def _is_member(before: Snapshot, source: Source) -> bool:
+    """Whether the place is in a container. Code reads those of a thread-local as attributes."""
+    return source.kind == "item" and id(source.holder) not in before.namespaces
+
+
+def _name_and_packages(source: Source) -> tuple[Any, list[str]]:
+    """The name by which code reads a place, and the packages whose objects it may be looked up in."""
+    if source.kind == "closure":
+        return _name_of(source), []
+    if source.kind == "global":
+        return source.name, [package_of(source.holder.get("__name__"))]
+    if source.kind in ("attribute", "slot"):
+        kind = source.holder if isinstance(source.holder, type) else type(source.holder)
+        return source.name, [package_of(base.__module__) for base in kind.__mro__]
+    return source.name, []
 
 
 def _is_item_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:

@@ -93,7 +93,7 @@ class OutputPlan:
     kinds: tuple[tuple[int, Kind], ...]
     """By position, the leaves made by the body that are more than plain tensors."""
     constants: tuple[tuple[int, Any], ...]
-    reads: tuple[tuple[int, int | tuple[int, str]], ...]
+    reads: tuple[tuple[int, Any], ...]
     """By position, the number of the read whose value each call has there, and how it follows from that."""
     empties: tuple[tuple[int, Geometry, torch.device], ...]
     repeats: tuple[tuple[int, int], ...]

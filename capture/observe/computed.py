@@ -1,0 +1,216 @@
+"""What Python computes of numbers that the host read, and of numbers in Python state: which leaves of a run hold it.
+
+Runs that note what is done with these numbers (``runtime.formulas``) prove for each such leaf a formula, and that
+nothing else comes of the numbers. In any other run the leaves are those of the same places, if each of them is what its
+formula gives, bit for bit; else the reads are compared like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from attrs import define, evolve, field, frozen
+
+from capture.key import pytree
+from capture.observe.described import KeptEffect, KeptLeaf
+from capture.observe.operator_schema import read_text
+from capture.observe.run import ObservedRun
+from capture.state.amounts import number_of_place
+from capture.state.effects import is_unread, uses_of_names
+from capture.state.snapshot import Change
+
+_NUMBERS = (int, float)
+Variable = int | tuple[str, int]
+"""The position of a number among those of the call, or ``("read", 0)`` for one that the host reads."""
+
+
+class Formula(Protocol):
+    """How a number or text follows from others."""
+
+    def value(self, numbers: Mapping[Variable, Any]) -> Any:
+        """What Python computes. Raises what it raises."""
+
+    def text(self) -> str:
+        """Equal for equal formulas of any run."""
+
+
+@frozen(eq=False)
+class Computed:
+    """The formulas of runs that read the same but for what is ``taken``, by the paths of the leaves."""
+
+    reads: tuple[str, ...]
+    taken: frozenset[int]
+    effects: Mapping[str, Formula]
+    outputs: Mapping[str, Formula]
+
+    def text(self) -> Any:
+        """Equal for equal ones."""
+        texts = [{path: one.text() for path, one in found.items()} for found in (self.effects, self.outputs)]
+        return self.reads, self.taken, texts
+
+    def takes(self, reads: Sequence[str]) -> bool:
+        """Whether the next read of such a run, which read these so far, is one that formulas take."""
+        return len(reads) in self.taken and self.reads[: len(reads)] == tuple(reads)
+
+    def is_of(self, left: Left, numbers: Mapping[Variable, Any]) -> bool:
+        """Whether a run with these numbers left just that."""
+        try:
+            return all(
+                path in values and same(values[path], formula.value(numbers))
+                for values, formulas in (({**left.there, **left.effects}, self.effects), (left.outputs, self.outputs))
+                for path, formula in formulas.items()
+            )
+        except (ArithmeticError, ValueError, TypeError):
+            return False
+
+
+@define
+class Left:
+    """What a run left, by path."""
+
+    there: dict[str, Any] = field(factory=dict)
+    """What was in places before."""
+    effects: dict[str, Any] = field(factory=dict)
+    outputs: dict[str, Any] = field(factory=dict)
+
+
+class Formulas(Protocol):
+    """What is known of a call's formulas, or what is to be found out (``Call.formulas``)."""
+
+    def takes(self, reads: Sequence[str]) -> bool:
+        """Whether the next read, after these, is one that formulas take."""
+
+    def around(self) -> AbstractContextManager[Any]:
+        """Goes around the body."""
+
+    def found(self, watched: ObservedRun, left: Left) -> Computed | None:
+        """The formulas of what the run left; None where there are none."""
+
+    def plain(self, value: Any) -> Any:
+        """The number itself, where the run noted what is done with it."""
+
+
+@frozen(eq=False)
+class Known:
+    """Formulas that were proven, of which some may fit a call with these numbers."""
+
+    candidates: Sequence[Computed]
+    numbers: Mapping[Variable, Any]
+
+    def takes(self, reads: Sequence[str]) -> bool:
+        """See ``Formulas``."""
+        return any(one.takes(reads) for one in self.candidates)
+
+    def around(self) -> AbstractContextManager[Any]:
+        """See ``Formulas``."""
+        return contextlib.nullcontext()
+
+    def found(self, watched: ObservedRun, left: Left) -> Computed | None:
+        """See ``Formulas``."""
+        trace = watched.watch.trace
+        for one in self.candidates:
+            if one.reads == tuple(trace.reads) and all(number in trace.kept for number in one.taken):
+                read: dict[Variable, Any] = {("read", number): trace.kept[number][0] for number in one.taken}
+                if one.is_of(left, {**self.numbers, **read}) and not unplaced(watched, one):
+                    return one
+        return None
+
+    def plain(self, value: Any) -> Any:
+        """See ``Formulas``."""
+        return value
+
+
+def settle(watched: ObservedRun) -> Computed | None:
+    """The formulas of what the run left. Without any, the reads that they would take are compared."""
+    formulas, trace = watched.call.formulas, watched.watch.trace
+    found: Computed | None = None if formulas is None else formulas.found(watched, left_by(watched))
+    if found is None and formulas is not None:
+        for number in trace.taken:
+            trace.reads[number] = read_text(trace.kept[number][0])
+    return found
+
+
+def left_by(watched: ObservedRun) -> Left:
+    """The leaves of the result, and those of places that changed, or that hold what they held before."""
+    left = Left()
+    for source, value in watched.before.sources.values():
+        left.there[source.path] = value
+    for change in watched.changed:
+        if change.amount is None:
+            left.effects |= dict(pytree.leaves(change.after, change.source.path))
+    left.outputs |= dict(pytree.result_leaves(watched.result))
+    return left
+
+
+def with_unchanged(watched: ObservedRun, computed: Computed | None, changes: Sequence[Change]) -> list[Change]:
+    """All of them, and places with a formula that hold the same value as before: by the next call it is another. The
+    order is that of the places: a run tells amounts first, and which places have one may differ."""
+    if computed is None:
+        return [*changes]
+    told = {path for change in changes for path, _ in pytree.leaves(change.after, change.source.path)}
+    there = {source.path: source for source, _ in watched.before.sources.values()}
+    more = [there[path] for path in computed.effects if path not in told and path in there]
+    order = {id(source): at for at, source in enumerate(there.values())}
+    every = [*changes, *[Change(source, value, value) for source in more for value in (source.get(),)]]
+    return sorted(every, key=lambda change: order.get(id(change.source), len(order)))
+
+
+def in_order(watched: ObservedRun, changes: Sequence[Change], more: Sequence[Change]) -> list[Change]:
+    """All changes in the order in which a run tells them: that is the same in each."""
+    order = {id(source): at for at, (source, _) in enumerate(watched.before.sources.values())}
+    told = [*changes]
+    for change in more:
+        own = order[id(change.source)]
+        later = (at for at, other in enumerate(told) if order.get(id(other.source), len(order)) > own)
+        told.insert(next(later, len(told)), change)
+    return told
+
+
+def unplaced(watched: ObservedRun, computed: Computed) -> list[Change]:
+    """Places that get what a formula gives, or another number, and on whose former value something may depend that no
+    formula has: they are no arguments of the call, and code that ran names them."""
+    uses, found = uses_of_names(watched.ran), list[Change]()
+    for change in with_unchanged(watched, computed, watched.changed):
+        paths = [path for path, _ in pytree.leaves(change.after, change.source.path)]
+        is_placed = number_of_place(watched.call.binder.places, change.source) is not None
+        is_told = not computed.effects.keys().isdisjoint(paths)
+        is_number = type(change.before) is type(change.after) and type(change.after) in _NUMBERS
+        is_known = change.container or change.amount is not None or is_placed
+        if (is_told or is_number) and not is_known and not is_unread(watched.before, change.source, uses):
+            found.append(change)
+    return found
+
+
+def marked(watched: ObservedRun, computed: Computed | None, effects: Sequence[KeptEffect]) -> list[KeptEffect]:
+    """The effects, with the formulas of their leaves."""
+    if computed is None:
+        return [*effects]
+    found = []
+    for effect in effects:
+        leaves = tuple([of_formula(watched, leaf, computed.effects) for leaf in effect.leaves])
+        if all(leaf.path not in computed.effects for leaf in leaves):
+            found.append(effect)
+            continue
+        was, changed = effect.change, watched.changed
+        change = evolve(was, is_read_anew=True)
+        is_there = any(one is was for one in changed)
+        changed[:] = [change if one is was else one for one in changed] + [change] * (not is_there)
+        found.append(KeptEffect(change, leaves))
+    return found
+
+
+def of_formula(watched: ObservedRun, leaf: KeptLeaf, formulas: Mapping[str, Formula]) -> KeptLeaf:
+    """The leaf, with its formula, if it has one."""
+    formula = formulas.get(leaf.path) if leaf.kind == "python" else None
+    return leaf if formula is None else evolve(leaf, value=watched.call.formulas.plain(leaf.value), read=formula)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two numbers or texts are of one type, and equal bit for bit."""
+    if type(one) is not type(other):
+        return False
+    return struct.pack("d", one) == struct.pack("d", other) if type(one) is float else bool(one == other)
