@@ -11,6 +11,7 @@ import types
 
 import torch
 
+from capture.core.facts import Facts
 from capture.guards.names_used import uses_of
 from capture.state.code_run import CodeRun
 
@@ -29,8 +30,11 @@ _SWITCHING_OFF = frozenset(
 )
 
 
-def depends_on_gradients(ran: CodeRun) -> bool:
-    """Whether code that ran with gradient mode off can have told tensors apart by it."""
+def depends_on_gradients(facts: Facts, ran: CodeRun) -> bool:
+    """Whether a recording that is made now depends on it. What the host reads of a tensor may raise for one that
+    requires a gradient, and islands are not looked into."""
+    if torch.is_grad_enabled() or facts.reads or facts.islands:
+        return True
     return any(_asks(code) for code in ran.codes if code not in _SWITCHING_OFF)
 
 

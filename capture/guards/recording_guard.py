@@ -276,11 +276,8 @@ def make_recording_guard(
     paths = {input_.path for input_ in implicit} | {path for _, path, _ in static_arguments}
     starts = tuple([id(start) for start, _ in starts_of(call)])
     asks = asking_who(ran) if asks is None else asks
-    facts = described.facts
-    asks_gradient = torch.is_grad_enabled() or bool(facts.reads or facts.islands) or depends_on_gradients(ran)
-    guard = RecordingGuard(
-        ran=frozenset(ran.codes), asks_who=asks, starts=starts, written=written, asks_gradient=asks_gradient
-    )
+    guard = RecordingGuard(ran=frozenset(ran.codes), asks_who=asks, starts=starts, written=written)
+    guard.asks_gradient = depends_on_gradients(described.facts, ran)
     guard.watch([(position, span_bytes(leaves[position])) for position in copied], paths)
     if (
         like is not None
