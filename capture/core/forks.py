@@ -8,7 +8,9 @@ state registers here how to reset it. Nothing waits before the fork.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -39,6 +41,14 @@ def free(lock: Any) -> None:
     """Release a reentrant lock in a child, unless the one thread that is left holds it."""
     if not lock._is_owned():
         lock._at_fork_reinit()
+
+
+def lock() -> Any:
+    """A lock that is free in a child, unless the thread that forks holds it. Reentrant: a finalizer or a signal handler
+    may call captured functions wherever the thread is."""
+    made = threading.RLock()
+    _first.append(functools.partial(free, made))
+    return made
 
 
 def _call_each(functions: list[Callable[[], None]]) -> None:

@@ -17,7 +17,7 @@ from capture.native import native
 
 Result = TypeVar("Result")
 
-capture_lock = threading.RLock()
+capture_lock = forks.lock()
 """Held while a body is watched or recorded."""
 PATIENCE = 5.0  # seconds to wait for it where its holder may itself be waiting for this thread
 _STILL = 3  # looks in a row, a tenth of a second apart, between which a holder that waits for something does nothing
@@ -87,7 +87,6 @@ def _used(clock: int | None) -> float:
 
 
 @forks.in_child
-def _free() -> None:
-    """In a child: the lock's holder may be a thread that does not exist there."""
-    forks.free(capture_lock)
+def _forget_holder() -> None:
+    """In a child: it may be a thread that does not exist there."""
     _Holder.clock = None

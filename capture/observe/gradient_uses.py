@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
+from capture.core import forks
 from capture.core.facts import GradientObstacle, GradientUse, SubclassLeaf
 from capture.key import pytree
 from capture.key.tensor_kind import is_leaf, refuses
@@ -249,7 +250,7 @@ class _Muted:
         return None if self.threads[threading.get_ident()] else self.hook(grad)
 
 
-_muting = threading.Lock()
+_muting = forks.lock()
 
 
 @contextlib.contextmanager

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import array
 import itertools
-import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any
 
+from capture.core import forks
 from capture.core.facts import Facts
 from capture.key.numpy_arrays import is_array_type
 from capture.key.tensor_kind import PLAIN_TYPES
@@ -26,7 +26,7 @@ _MARK = " (object "
 _numbers = itertools.count(1)
 _known: dict[int, tuple[weakref.ref[Any], int]] = {}
 """By ``id``: objects that runs gave, and their numbers."""
-_lock = threading.Lock()
+_lock = forks.lock()
 
 
 def is_value(value: Any) -> bool:

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from capture.core import forks
 from capture.core.config import current as current_config
 from capture.engines.base import LiftedNumbers, Move, Number, NumbersToLift, Recording
 from capture.guards.guard import OVERLAPS
@@ -44,7 +44,7 @@ from capture.tree.node import Node
 from capture.tree.thread_trees import tree_for
 from capture.tree.tree import Tree
 
-_lifting = threading.Lock()
+_lifting = forks.lock()
 _MOST_PLACES = 16  # that are read in each call
 _MOST_LIFTED = 15  # recordings of one function: for its shapes, modes and threads
 
@@ -62,7 +62,7 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     first_place = len(captured.binder.names) - len(captured.binder.places)
     if max(twin[1]) >= first_place and others_may_run():  # who would see the numbers put there
         return MISS
-    if not _lifting.acquire(blocking=False):  # another thread compares entries, and takes some away
+    if _lifting._is_owned() or not _lifting.acquire(blocking=False):  # somebody compares entries, and takes some away
         return MISS
     run = BodyRun()
     try:

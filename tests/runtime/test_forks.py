@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -401,7 +403,7 @@ def test_forks_of_forks() -> None:
 
 def test_a_lock_of_this_thread_stays_its_own() -> None:
     def run() -> Any:
-        owned = capture_lock._is_owned()  # type: ignore[attr-defined]
+        owned = capture_lock._is_owned()
         capture_lock.release()
         return owned and capture_lock.acquire(timeout=1)
 
@@ -414,6 +416,48 @@ def test_a_lock_of_this_thread_stays_its_own() -> None:
     assert not lock.acquire(timeout=0.01)
     forks.free(lock)
     assert lock.acquire(timeout=0.01)
+
+
+def module_locks() -> dict[str, Any]:
+    """All locks that modules of the library keep."""
+    kinds = (type(threading.Lock()), type(threading.RLock()))
+    return {
+        f"{name}.{key}": value for name, module in sorted(sys.modules.items()) if name.startswith("capture.")
+        for key, value in vars(module).items() if isinstance(value, kinds)
+    }  # fmt: skip
+
+
+def test_locks_of_other_threads_are_free_in_the_child() -> None:
+    held, over = threading.Event(), threading.Event()
+
+    def holds() -> None:
+        with contextlib.ExitStack() as all_locks:
+            for lock in module_locks().values():
+                all_locks.enter_context(lock)
+            held.set()
+            over.wait(PATIENCE)
+
+    def run() -> list[str]:
+        return [name for name, lock in module_locks().items() if not lock.acquire(timeout=0.1)]
+
+    thread = threading.Thread(target=holds)
+    thread.start()
+    assert held.wait(PATIENCE)
+    try:
+        assert len(module_locks()) >= 4
+        assert in_fork(run) == []
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_thread_that_is_interrupted_by_its_own_code_takes_no_lock_from_itself() -> None:
+    """Finalizers and signal handlers call captured functions anywhere."""
+    for name, lock in module_locks().items():
+        with lock:
+            again = lock.acquire(timeout=0.1)
+        assert again, name
+        lock.release()
 
 
 def test_one_step_that_fails_leaves_the_others() -> None:

@@ -211,7 +211,7 @@ def surroundings() -> dict[str, Any]:
         "stand-ins": {name: value for name, value in torch.Tensor.__dict__.items() if name != "__dict__"},
         "modules": {name: value for name, value in nn.Module.__dict__.items() if name != "__dict__"},
         "recording": any(tree.recording for tree in trees_here().values()),
-        "locked": capture_lock._is_owned(),  # type: ignore[attr-defined]
+        "locked": capture_lock._is_owned(),
     }  # fmt: skip
 
 
