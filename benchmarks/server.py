@@ -86,6 +86,7 @@ class Run:
         self.latencies: list[list[float]] = [[] for _ in range(11)]
         self.sizes: list[list[int]] = [[] for _ in range(11)]
         self.objects = [0] * 10
+        self.parts: list[dict[str, int]] = []
         self.weights = [1 / (number + 1) ** TAIL for number in range(sizes)]
         self.filled = min(filled, sizes)
         self.begin = self.called = time.monotonic()
@@ -182,12 +183,14 @@ class Run:
             self.note("wrong", f"a kept {type(value).__name__} of {value.shape}")
 
     def watch(self) -> None:
-        """Sample the resident size ten times a minute, and once the number of blocks that Python holds."""
+        """Sample the resident size ten times a minute, and once what it is made of."""
         self.started.wait()
         while self.minute() < 10:
             minute = self.minute()
             self.sizes[minute].append(resident())
-            self.objects[minute] = self.objects[minute] or sys.getallocatedblocks()
+            if not self.objects[minute]:
+                self.objects[minute] = sys.getallocatedblocks()
+                self.parts.append({"minute": minute, **parts_of_memory(), "requests": self.counts.requests})
             time.sleep(self.seconds / 100)
 
     def __call__(self) -> dict[str, Any]:
@@ -214,7 +217,8 @@ class Run:
             "seconds_to_fill": round(self.begin - self.called, 1),
             "hot_replayed": round(ratio, 4), "resident_third": int(third), "resident_last": int(last),
             "p99_second_ms": round(second * 1e3, 3), "p99_last_ms": round(tenth * 1e3, 3),
-            "objects": self.objects, "resident": [int(sum(nbytes) / len(nbytes)) for nbytes in self.sizes if nbytes],
+            "objects": self.objects, "parts": self.parts,
+            "resident": [int(sum(nbytes) / len(nbytes)) for nbytes in self.sizes if nbytes],
             "p99_ms": [round(percentile(latencies, 0.99) * 1e3, 3) for latencies in self.latencies if latencies],
         }  # fmt: skip
         if self.device.type == "cuda":
@@ -246,6 +250,14 @@ def _bytes(value: Any) -> bytes:
 def resident() -> int:
     """The resident size of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+
+def parts_of_memory() -> dict[str, int]:
+    """What may make the resident size grow, in kB: memory, and mapped code that was read for the first time. Modules
+    that were imported late take both."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    found = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}
+    return {"anonymous": found["RssAnon"], "files": found["RssFile"], "modules": len(sys.modules)}
 
 
 def percentile(values: list[float], part: float) -> float:
