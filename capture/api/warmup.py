@@ -25,6 +25,7 @@ from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Leaf, Unkeyable, key_of
 from capture.native import native
 from capture.observe import source_location
+from capture.observe.capture_lock import locked_in_turn
 from capture.reporting.tables import Table, Tabular
 from capture.rules.compile_plan import compile_plan
 from capture.runtime.captured import Captured
@@ -63,8 +64,12 @@ def warm_up(captured: Captured, values: tuple[Any, ...], *, say_limit: bool = Tr
     """Observe and record one call at the root of the tree, undoing both runs.
 
     Says why nothing is recorded as a call would: a warning once a reason, or ``UncapturableError``. An exception of
-    the body comes out. ``say_limit=False``: the limit was said already.
+    the body comes out. ``say_limit=False``: the limit was said already. Waits while another thread watches or records.
     """
+    return locked_in_turn(_warm_up, captured, values, say_limit)
+
+
+def _warm_up(captured: Captured, values: tuple[Any, ...], say_limit: bool) -> Outcome:
     if not config.current().enabled:
         return Outcome("skipped", "captured functions are switched off (CAPTURE_ENABLED=0)")
     captured.budget.start_anew()

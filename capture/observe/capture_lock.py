@@ -41,6 +41,16 @@ def locked(function: Callable[..., Result], *arguments: Any) -> Result:
     return result
 
 
+def locked_in_turn(function: Callable[..., Result], *arguments: Any) -> Result:
+    """As ``locked``, but wait as long as others take: who asks for a recording is to have one."""
+    result: Result = native.locked(capture_lock, _held, (function, arguments), _wait_on)
+    return result
+
+
+def _wait_on() -> None:
+    """The patience of one who waits for ever."""
+
+
 def _held(function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
     before, _Holder.clock = _Holder.clock, _clock_here()
     try:

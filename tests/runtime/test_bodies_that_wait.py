@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capture import capture, config
+from capture import capture, config, recordings, warmup
 from capture.observe import capture_lock
 from capture.observe.capture_lock import BusyError, locked
 from capture.tree import thread_trees
@@ -114,3 +114,21 @@ def test_a_holder_that_goes_on_is_waited_for() -> None:
         over.set()
         holder.join(PATIENCE)
     assert locked(max, 1, 2) == 2
+
+
+def test_a_warm_up_waits_for_its_turn() -> None:
+    """Beside a body that does nothing for a while, as it waits for a file or a device."""
+    inside = threading.Event()
+
+    def waits(x: Tensor) -> Tensor:
+        inside.set()
+        time.sleep(0.8)
+        return x + 1
+
+    slow, f = capture(waits), capture(part, name="part")
+    thread = threading.Thread(target=torch.no_grad()(slow), args=(torch.ones(3),))
+    thread.start()
+    assert inside.wait(PATIENCE)
+    warmup(f)(torch.ones(3))
+    assert recordings(f).recordings == 1
+    thread.join(PATIENCE)
