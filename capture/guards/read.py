@@ -134,6 +134,8 @@ class Read:
     """``id`` of the tensors among them that have guards of their own."""
     has_compiled: bool = False
     """Some of the code is compiled: what that looked at is not known."""
+    set_only: frozenset[str] = frozenset()
+    """Names that users' code sets and no code looks up."""
     begun_with: tuple[Any, ...] = ()
     """What the walk began with: see ``read_guards.begins_with``."""
 

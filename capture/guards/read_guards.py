@@ -69,6 +69,7 @@ def _read_by(
         if not walk.compiled and walk.more_names <= more:
             walk.found.has_compiled = is_static
             walk.found.guarded_tensors = frozenset(walk.found.tensors.intersection(tensors))
+            walk.found.set_only = frozenset(names.set_only)
             return walk.found
         more |= walk.more_names
         if walk.compiled and not is_static:

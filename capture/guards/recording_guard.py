@@ -21,6 +21,7 @@ import torch
 from attrs import define, field
 
 from capture.engines.base import Geometry
+from capture.guards.former_values import former_values, guard_on
 from capture.guards.gradient_reads import depends_on_gradients
 from capture.guards.guard import MOVED, OK, OVERLAPS, Guard, pieces_of
 from capture.guards.read import Places, Read
@@ -312,6 +313,7 @@ def make_recording_guard(
     if read is None or watched.changed or rebuilt or not read.still_holds(begins_with(ran, call), tensors):
         read = read_by(ran, call, watched.changed, rebuilt, tensors)
     guard.structure += read.guards
+    _add_former(guard, watched, read.set_only, replaced, seen)
     if (path := path_read(read, watched.by_islands)) is not None:  # no replay: the next watched run says why
         guard.structure.append(Guard("value", Source("call", bool, None, path), True))
     guard.places, guard.opened = read.places, read.opened
@@ -319,6 +321,15 @@ def make_recording_guard(
     guard.asks_gradient = guard.asks_gradient or read.has_compiled
     guard.settle(leaves)
     return guard
+
+
+def _add_former(
+    guard: RecordingGuard, watched: ObservedRun, set_only: frozenset[str], replaced: set[str], seen: set[str]
+) -> None:  # fmt: skip
+    """Guards on what the body found in places in which it left other objects."""
+    for source, value in former_values(watched.changed, watched.rebuilt(), set_only):
+        place = _add_place(guard, watched.before, source, replaced, seen)
+        guard.structure.append(guard_on(place, value, watched.before))
 
 
 def add_owner(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -317,10 +318,13 @@ def effects_of(
         change = reads.without_amount(change)
         left = () if change.amount is not None else pytree.leaves(change.after, change.source.path)
         effects.append(KeptEffect(change, tuple(classify.leaf(p, v) for p, v in left)))
+    replaced = {id(change.source) for change in watched.changed if not change.container}
     for effect in computed.marked(watched, found, reads.marked(effects)):
         change, leaves, path = effect.change, effect.leaves, effect.change.source.path
         line = written_lines.line_that_wrote(watched.ran, change)
         kind = _kind_of_effect(change, leaves)
+        if not replaced.isdisjoint(map(id, itertools.islice(change.source.chain(), 1, None))):
+            kind = "python"  # it is in an object that the body then replaced, which a replay does not find any more
         before, after = _before_and_after(change, leaves)
         if kind in ("tensor", "value", "count", "members"):
             kept.append(effect)
@@ -329,7 +333,26 @@ def effects_of(
                         for leaf in leaves if leaf.kind == "fresh"]  # fmt: skip
             line = next((line_of_leaf.where for line_of_leaf in produced if line_of_leaf is not None), None)
         facts.append(Effect(path=path, kind=kind, before=before, after=after, where=line))
+    facts += _filled_and_replaced(watched)
     return kept, facts
+
+
+def _filled_and_replaced(watched: ObservedRun) -> Iterator[Effect]:
+    """Containers that the body filled, and then put others in their places. A replay does not fill the former one, so
+    this has to be an equal one, and the former one has to be left nowhere else."""
+    before, kept = watched.before, set[int]()
+    todo = [watched.result, *[change.after for change in watched.changed]] if before.dropped else []
+    while todo:
+        value = todo.pop()
+        if id(value) not in kept and pytree.is_container(value):
+            kept.add(id(value))
+            todo += [member for _, member in pytree.children(value)]
+    for path in sorted(before.dropped):
+        source, container = before.sources[path]
+        if path not in before.rebuilt or id(container) in kept:
+            change = Change(source, container, "other members", container=True)
+            line = written_lines.line_that_wrote(watched.ran, change)
+            yield Effect(path=path, kind="container", before="members", after="other members", where=line)
 
 
 def _made_again(watched: ObservedRun) -> list[Change]:

@@ -43,12 +43,14 @@ def changes(before: Snapshot) -> list[Change]:
     for source, holder in before.entered:
         if id(source) not in same:
             differences.extend(_new_attributes(before, source, holder))
+    replaced = {id(change.source) for change in differences}
     for source, container, members in before.members:
         now = _member_keys(container)
-        if id(container) in filled and source.path in before.rebuilt:
-            before.dropped.add(source.path)
-            continue  # it has other members, and an equal container is in its place
-        if not _same_members(now, members) and not any(change.source is source for change in differences):
+        if id(source) in replaced or (id(container) in filled and source.path in before.rebuilt):
+            if id(container) in filled or (isinstance(container, (set, deque)) and not _same_members(now, members)):
+                before.dropped.add(source.path)
+            continue  # if it has other members, another container is in its place
+        if not _same_members(now, members):
             differences.extend(_new_members(source, container, members, now))
     return differences + _by_name(before) + _of_tensors(before) + _contents(before)
 

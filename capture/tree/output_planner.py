@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from capture.core.options import Outputs
 from capture.engines.base import Block, Geometry, Pool
 from capture.key.tensor_kind import AsArray, Kind, WithoutGraph
 from capture.observe.described import KeptEffect, KeptLeaf, kinds_of
+from capture.state.snapshot import Change
 from capture.state.source import Reference, Source, lasting
 from capture.tree.liveness import Again, SharedStorage
 from capture.tree.output_structure import EffectSlot, Slot, Structures, filler, slot_of_change
@@ -55,11 +57,11 @@ def plan_outputs(
             assert leaf.source is not None
             base = arguments[leaf.source][1] if isinstance(leaf.source, int) else owners(leaf.source)
             aliases.append((position, _alias(leaf, base)))
-    structures = Structures(iter(range(len(leaves))), callers, _arrays(leaves))
-    skeleton = structures.skeleton(result)
     changes = [effect.change for effect in effects]
+    structures = Structures(iter(range(len(leaves))), callers, _arrays(leaves), _former(changes))
+    skeleton = structures.skeleton(result)
     afters = [None if change.amount is not None else structures.skeleton(change.after) for change in changes]
-    slots = tuple(map(slot_of_change, changes, afters))
+    slots = tuple(map(slot_of_change, changes, afters, itertools.repeat(structures.former)))
     made = tuple(
         OutputGroup(block, tuple(p), tuple(g), tuple(leaves[at].path for at in p)) for block, p, g in groups.values()
     )
@@ -80,6 +82,11 @@ def plan_outputs(
         numbers=tuple(range(len(made))), first_positions=tuple(group.positions[0] for group in made), slots=taken,
         others=(tuple(number for number in range(len(made)) if number not in gradients), others),
     )  # fmt: skip
+
+
+def _former(changes: Sequence[Change]) -> dict[int, Any]:
+    """What the body replaced, by ``id`` of the place."""
+    return {id(change.source): change.before for change in changes if not change.container}
 
 
 def _kinds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -207,21 +207,22 @@ class OwnContainer:
         return self._slot.at(named_values).get()
 
 
-def slot_of_change(change: Change, skeleton: Any) -> EffectSlot:
-    """The place of a change, and how it is made again."""
+def slot_of_change(change: Change, skeleton: Any, former: Mapping[int, Any]) -> EffectSlot:
+    """The place of a change, and how it is made again. ``former``: see ``effect_slot``."""
     members = change.members
     made = None if members is None else MembersMade(members.keys_now, members.recipe, members.is_free)
-    return evolve(effect_slot(change.source, skeleton), amount=change.amount, members=made, adds=change.adds_read)
+    slot = effect_slot(change.source, skeleton, former)
+    return evolve(slot, amount=change.amount, members=made, adds=change.adds_read)
 
 
-def effect_slot(source: Source, skeleton: Any) -> EffectSlot:
+def effect_slot(source: Source, skeleton: Any, former: Mapping[int, Any]) -> EffectSlot:
     """The way to a place begins at the receiver or an argument, by name, as those belong to the caller. Where a step of
     it leads elsewhere than to the very object that was met there, as from a module to a hook, the way begins at that
-    object."""
+    object. ``former``: what the body replaced, by ``id`` of the source."""
     chain = list(source.chain())[::-1]
     begin = 0
     for number in range(1, len(chain)):
-        if not _leads_on(chain[number - 1], chain[number]):
+        if not _leads_on(chain[number - 1], chain[number], former):
             begin = number
     first, below = chain[begin], tuple(step.among(None) for step in chain[begin + 1 :])
     if begin == 0 and first.kind == "root" and not below and first.path != "function":
@@ -233,8 +234,9 @@ def effect_slot(source: Source, skeleton: Any) -> EffectSlot:
     return EffectSlot(skeleton, None, (first.among(None), *below), _weakly(first.holder))
 
 
-def _leads_on(above: Source, below: Source) -> bool:
-    return below.kind != "root" and below.among(above.get()).holder is below.holder
+def _leads_on(above: Source, below: Source, former: Mapping[int, Any]) -> bool:
+    value = former[id(above)] if id(above) in former else above.get()
+    return below.kind != "root" and below.among(value).holder is below.holder
 
 
 def _weakly(holder: Any) -> Callable[[], Any]:
@@ -327,6 +329,8 @@ class Structures:
     """Objects that existed before the run and are handed back, by ``id``."""
     arrays: frozenset[int] = frozenset()
     """Numbers of leaves that are arrays on the memory of a tensor."""
+    former: Mapping[int, Any] = field(factory=dict)
+    """See ``effect_slot``."""
     shapes: dict[int, Shape] = field(factory=dict)
     """The shapes of objects met so far, by ``id``."""
 
@@ -337,14 +341,14 @@ class Structures:
         if not pytree.is_container(value):
             number, shape = next(self.numbers), self.shapes.get(id(objects.referent(value)))
             if source is not None:
-                return _own(source)
+                return _own(source, self.former)
             if shape is not None:
                 return Again(shape.number, is_weak=True)
             return Copied(number) if is_copied(value) and number not in self.arrays else Slot(number)
         if source is not None or id(value) in self.shapes:
             for _ in pytree.leaves(value, visit=visit):
                 next(self.numbers)
-            return Again(self.shapes[id(value)].number, is_weak=False) if source is None else _own(source)
+            return Again(self.shapes[id(value)].number, is_weak=False) if source is None else _own(source, self.former)
         if not pytree.is_new(value, visit) or not pytree.is_made_anew(type(value)):
             return pytree.close(value, [self.skeleton(member, visit) for _, member in pytree.children(value)])
         shape = self.shapes[id(value)] = Shape(len(self.shapes), value)
@@ -352,7 +356,7 @@ class Structures:
         return shape
 
 
-def _own(source: Source) -> OwnContainer:
+def _own(source: Source, former: Mapping[int, Any]) -> OwnContainer:
     if source.kind == "root" and source.parent is None:  # found by name in every call, so it is not kept alive
         return OwnContainer(None, source.path)
-    return OwnContainer(effect_slot(source, None), None)
+    return OwnContainer(effect_slot(source, None, former), None)

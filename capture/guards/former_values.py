@@ -1,0 +1,129 @@
+"""Former values: what the body finds in a place in which it leaves another object, such as a state of several numbers.
+
+A replay leaves an object there, too, so no identity can be compared. What code can have read of the former one is
+compared part by part instead: classes, numbers, texts, the order of members, and what tensors tell of themselves. The
+values of tensors are read by the replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import field, frozen
+
+from capture.guards.guard import Guard
+from capture.key.code_names import MISSING, same_value
+from capture.key.pytree import PLAIN_TYPES, children, is_container
+from capture.key.tensor_kind import attributes_of
+from capture.state.diff import content_before
+from capture.state.snapshot import Change, Snapshot
+from capture.state.source import Found, Source
+
+_NAMED = ("attribute", "global", "slot")
+_DEEPEST = 32
+
+
+def former_values(changes: Iterable[Change], rebuilt: Iterable[Found], set_only: Collection[str]) -> Iterator[Found]:
+    """Places whose former values the body can have looked into, with these values. ``rebuilt``: those in which it put
+    an equal one. ``set_only``: names that no code looks up. Numbers and the like have guards by themselves."""
+    there = [(one.source, one.before) for one in changes if not (one.container or one.is_read_anew)]
+    for source, value in (*there, *rebuilt):
+        is_named = source.kind in _NAMED and source.name in set_only
+        is_gradient = source.name == "grad" and isinstance(source.holder, torch.Tensor)
+        if not (is_named or is_gradient or value is MISSING or type(value) in PLAIN_TYPES):
+            yield source, value
+
+
+def guard_on(place: Source, value: Any, before: Snapshot) -> Guard:
+    """A guard that a place holds what is like this value. ``before``: the state before the run, in which the body may
+    have changed the value before it put another one there."""
+    like = _Likeness(before, {id(tensor): required for _, tensor, required in before.flags}).of(value)
+    return Guard("value", Source("call", _Alike(place, like), None, place.path), True)
+
+
+@frozen
+class _Whole:
+    """A value that is not looked into: it has to be this one."""
+
+    value: Any
+
+
+@frozen
+class _Parts:
+    kind: type
+    """Of a container or object: its class."""
+    names: tuple[str, ...]
+    members: tuple[Any, ...]
+
+
+@frozen
+class _OfTensor:
+    told: tuple[Any, ...]
+    attributes: Any
+
+
+@frozen(eq=False)
+class _Likeness:
+    """Makes the description of one value."""
+
+    before: Snapshot
+    required: Mapping[int, bool]
+    """By ``id`` of a tensor, whether it required gradients before the run."""
+    _above: list[int] = field(factory=list)
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            required = self.required.get(id(value), value.requires_grad)
+            attributes = attributes_of(value)
+            return _OfTensor(_told(value, required=required), self.of(attributes) if attributes else None)
+        if not is_container(value) or id(value) in self._above or len(self._above) > _DEEPEST:
+            return _Whole(value)
+        self._above.append(id(value))
+        content = content_before(self.before, value) if type(value) in (list, dict) else None
+        if content is None:
+            pairs = children(value)
+            names, members = [name for name, _ in pairs], [member for _, member in pairs]
+        else:
+            keys, members = content
+            names = [f".{key}" for key in (keys if type(value) is dict else range(len(members)))]
+        made = _Parts(type(value), tuple(names), tuple(map(self.of, members)))
+        self._above.pop()
+        return made
+
+
+@frozen(eq=False)
+class _Alike:
+    """The guard's function."""
+
+    place: Source
+    like: Any
+
+    def __call__(self) -> bool:
+        return _is_alike(self.place.get(), self.like)
+
+
+def _is_alike(value: Any, like: Any) -> bool:
+    kind = type(like)
+    if kind is _Whole:
+        return same_value(value, like.value)
+    if kind is _OfTensor:
+        if not isinstance(value, torch.Tensor) or _told(value, required=value.requires_grad) != like.told:
+            return False
+        attributes = attributes_of(value)
+        return not attributes if like.attributes is None else _is_alike(attributes, like.attributes)
+    if type(value) is not like.kind or not is_container(value):
+        return False
+    pairs = children(value)
+    return len(pairs) == len(like.names) and all(
+        name == wanted and _is_alike(member, part)
+        for (name, member), wanted, part in zip(pairs, like.names, like.members, strict=True)
+    )
+
+
+def _told(tensor: torch.Tensor, *, required: bool) -> tuple[Any, ...]:
+    """What a tensor tells of itself without its values."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return type(tensor), tensor.layout, tensor.dtype, required
+    return type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, required
