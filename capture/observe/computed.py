@@ -18,6 +18,7 @@ from attrs import define, evolve, field, frozen
 from capture.key import pytree
 from capture.observe.described import KeptEffect, KeptLeaf
 from capture.observe.operator_schema import read_text
+from capture.observe.returned_value import ASKED
 from capture.observe.run import ObservedRun
 from capture.state.amounts import number_of_place
 from capture.state.effects import is_unread, uses_of_names
@@ -38,19 +39,49 @@ class Formula(Protocol):
         """Equal for equal formulas of any run."""
 
 
+class Question(Protocol):
+    """What the body asks of such numbers."""
+
+    @property
+    def text(self) -> str:
+        """Equal for equal questions."""
+
+    def answer(self, numbers: Mapping[Variable, Any]) -> Any:
+        """The answer. Raises what Python raises."""
+
+
 @frozen(eq=False)
 class Computed:
-    """The formulas of runs that read the same but for what is ``taken``, by the paths of the leaves."""
+    """The formulas of runs that read the same but for what is ``taken``, by the paths of the leaves. ``asked``: what
+    they asked of these numbers, in turn, with the answers; ``positions``: those of numbers in a call."""
 
     reads: tuple[str, ...]
     taken: frozenset[int]
     effects: Mapping[str, Formula]
     outputs: Mapping[str, Formula]
+    asked: tuple[tuple[Question, Any], ...] = ()
+    positions: tuple[int, ...] = ()
 
     def text(self) -> Any:
         """Equal for equal ones."""
         texts = [{path: one.text() for path, one in found.items()} for found in (self.effects, self.outputs)]
-        return self.reads, self.taken, texts
+        return self.reads, self.taken, texts, [(question.text, answer) for question, answer in self.asked]
+
+    def branch(self, answers: Sequence[Any] | None = None) -> tuple[str, ...]:
+        """The reads, as ``Facts.reads`` has them: the last one that is taken tells the answers, or ``answers``."""
+        if not self.asked:
+            return self.reads
+        at, own = max(self.taken), [answer for _, answer in self.asked]
+        return (*self.reads[:at], f"{ASKED}{own if answers is None else [*answers]}", *self.reads[at + 1 :])
+
+    def answers(self, numbers: Mapping[Variable, Any]) -> list[Any]:
+        """The answers for these numbers. Raises what Python raises."""
+        return [question.answer(numbers) for question, _ in self.asked]
+
+    def numbers(self, values: Sequence[Any], read: Mapping[int, Any]) -> dict[Variable, Any]:
+        """Those of a call with these values that read this."""
+        own: dict[Variable, Any] = {at: values[position] for at, position in enumerate(self.positions)}
+        return {**own, **{("read", number): value for number, value in read.items()}}
 
     def takes(self, reads: Sequence[str]) -> bool:
         """Whether the next read of such a run, which read these so far, is one that formulas take."""
@@ -59,7 +90,7 @@ class Computed:
     def is_of(self, left: Left, numbers: Mapping[Variable, Any]) -> bool:
         """Whether a run with these numbers left just that."""
         try:
-            return all(
+            return self.answers(numbers) == [answer for _, answer in self.asked] and all(
                 path in values and same(values[path], formula.value(numbers))
                 for values, formulas in (({**left.there, **left.effects}, self.effects), (left.outputs, self.outputs))
                 for path, formula in formulas.items()
@@ -128,7 +159,9 @@ def settle(watched: ObservedRun) -> Computed | None:
     """The formulas of what the run left. Without any, the reads that they would take are compared."""
     formulas, trace = watched.call.formulas, watched.watch.trace
     found: Computed | None = None if formulas is None else formulas.found(watched, left_by(watched))
-    if found is None and formulas is not None:
+    if found is not None:
+        trace.reads[:] = found.branch()
+    elif formulas is not None:
         for number in trace.taken:
             trace.reads[number] = read_text(trace.kept[number][0])
     return found

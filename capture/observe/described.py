@@ -90,5 +90,7 @@ class DescribedRun:
     effects: list[KeptEffect] = field(factory=list)
     guarded: list[ImplicitInput] = field(factory=list)
     """Tensors that the body can reach and that kernels of unknown memory may use: they must not move either."""
+    computed: Any = None
+    """Formulas of what the run left (``observe.computed.Computed``)."""
     unread: frozenset[str] = frozenset()
     """Paths of inputs that no operator got: they are returned, or not used."""

@@ -127,7 +127,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         scalars=tuple(trace.scalars),
     )
     unread = {input_.path for input_ in handed_on} | {path for path, leaf in arguments if trace.is_unread(leaf)}
-    return DescribedRun(facts, implicit, outputs, effects, unread=frozenset(unread))
+    return DescribedRun(facts, implicit, outputs, effects, computed=found, unread=frozenset(unread))
 
 
 def _note_unproven_arrays(watched: ObservedRun, outputs: Sequence[KeptLeaf], effects: Sequence[KeptEffect]) -> None:

@@ -46,6 +46,8 @@ RETURNED = "returned as "
 """``Facts.reads`` has such a value with this prefix."""
 TAKEN = f"{RETURNED}kept"
 """So where formulas tell what comes of it (``observe.computed``)."""
+ASKED = f"{TAKEN} if "
+"""So the last of these, if the body asks something of them: with the answers."""
 _KINDS: dict[str, Any] = {"float": float, "int": int, "bool": bool}
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
@@ -1027,14 +1029,14 @@ def returned_at(reads: Sequence[str]) -> dict[int, list[tuple[str, str]]]:
     places_by_read: dict[int, list[tuple[str, str]]] = {}
     for number, text in enumerate(reads):
         if text.startswith(RETURNED):
-            places = [part.partition(_IS) for part in _split(text)[1].split(_AND) if part != _KEPT]
+            places = [part.partition(_IS) for part in _split(text)[1].split(_AND) if not part.startswith(_KEPT)]
             places_by_read[number] = [(place, f"{sign}{formula}") for place, sign, formula in places]
     return places_by_read
 
 
 def are_read_anew(reads: Sequence[str]) -> bool:
     """Whether the body only returns or keeps all values that the host reads: no replay compares one."""
-    return all(text.startswith(RETURNED) for text in reads)
+    return all(text.startswith(RETURNED) and not text.startswith(ASKED) for text in reads)
 
 
 def is_computed(text: str) -> bool:

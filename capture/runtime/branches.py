@@ -37,7 +37,7 @@ from capture.observe.operator_schema import read_text
 from capture.observe.returned_value import RETURNED, AsReturned, as_returned
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
-from capture.runtime.formulas import Expression
+from capture.runtime.noted_numbers import Formula
 from capture.runtime.replay import Commit
 from capture.runtime.replay import replay as replay_plain
 from capture.state.body_run import BodyRun
@@ -169,8 +169,12 @@ class _Walk(Commit):
             if meeting is None:
                 self.stopped = self._odd()
                 return
-            if meeting.text != node.reads[number]:
-                reads = (*node.reads[:number], meeting.text)
+            text = self._told(number, meeting)
+            if text is None:
+                self.stopped = Followed(ran=self.islands, raises=True)
+                return
+            if text != node.reads[number]:
+                reads = (*node.reads[:number], text)
                 moved, joined = _other(node, self.tree, reads, leaves)
                 if joined is None:
                     self.stopped = Followed(reads=reads, moved=moved, ran=self.islands)
@@ -182,33 +186,48 @@ class _Walk(Commit):
                     self._keep_outcomes()
             if meeting.made:
                 recording.settle(number, meeting)
-            self.read[number] = meeting.value
             number += 1
+        self.stopped = Followed(ran=self.islands, raises=True)
         if not self._computes():
-            self.stopped = Followed(ran=self.islands, raises=True)
             return
+        self.stopped = None
         self.is_last = True
         native.committed(recording.segment(number), (leaves,), bool)
 
     def _computes(self) -> bool:
         """Compute what the body leaves of the values that were read, before anything is left. False where Python raises
         an error, or numbers in Python state are not where they were recorded."""
-        outputs = self.node.outputs
-        reads = outputs.reads if outputs is not None else ()
-        expressions = [which for _, which in reads if isinstance(which, Expression)]
-        if not expressions:
+        computed, outputs = self.node.computed, self.node.outputs
+        assert outputs is not None
+        if computed is None:
             return True
         roots = functools.cache(self.captured.call(self.values, self.leaves).named_roots) if self.node.placed else dict
         if not all(place.is_at(slot.at(roots).holder) for slot, place in self.node.placed):
             return False
-        read: dict[Any, Any] = {("read", number): value for number, value in self.read.items()}
-        self.expressed = {}
+        numbers, leaves = computed.numbers(self.values, self.read), [which for _, which in outputs.reads]
         try:
-            for expression in expressions:
-                self.expressed[expression] = expression.value({**expression.numbers(self.values), **read})
+            self.expressed = {leaf: leaf.value(numbers) for leaf in leaves if isinstance(leaf, Formula)}
         except (ArithmeticError, ValueError, TypeError):
             return False
         return True
+
+    def _told(self, number: int, meeting: Found) -> str | None:
+        """What was read at a break, as ``Facts.reads`` has it: after the last value of which the body asks something
+        with the answers. None where Python raises."""
+        self.read[number] = meeting.value
+        computed = self.node.computed
+        if computed is None or not computed.asked or number != max(computed.taken):
+            return meeting.text
+        numbers, decisions = computed.numbers(self.values, self.read), self.captured.decisions
+        try:
+            answers = computed.answers(numbers)
+        except (ArithmeticError, ValueError, TypeError):
+            return None
+        if computed.branch(answers) == computed.branch():
+            return meeting.text
+        known = None if decisions is None else decisions.branch_of(self.values, numbers)
+        text: str = (known or computed.branch(answers))[number]
+        return text
 
     def _run_island(self, call: IslandCall, node: Node, *, keeps: bool) -> Found | None:
         """Run an island. Gives what to look for at its break; None where no recording can hold what the island did.

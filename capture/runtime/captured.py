@@ -305,7 +305,8 @@ class Captured:
             unreached=self.unreached,
         )  # fmt: skip
         by_answers = self.decisions.amounts(call) if self.decisions is not None else None
-        call.formulas = None if self.decisions is None else self.decisions.formulas(values)
+        is_whole = self.decisions is not None and (entry is None or entry.region is None)
+        call.formulas = self.decisions.formulas(values) if is_whole else None
         call.amounts = either(by_answers, amounts_of(self.added) if self.added else None)
         return call
 

@@ -35,11 +35,11 @@ from capture.engines.base import Number
 from capture.key.input_places import InputPlace, with_places
 from capture.observe.computed import Computed, Known, Variable
 from capture.observe.facts_builder import READ_ANEW
-from capture.observe.returned_value import RETURNED
+from capture.observe.returned_value import ASKED, RETURNED
 from capture.runtime.buckets import Values
 from capture.runtime.captured import Captured
-from capture.runtime.entry import Entry
-from capture.runtime.formulas import NotedReads, asks_for_classes, place_of, read_by_number
+from capture.runtime.entry import MOST_BRANCHES, Entry
+from capture.runtime.formulas import NotedReads, asks_for_classes, is_of_read, place_of, read_by_number
 from capture.runtime.noted_math import noting_math
 from capture.runtime.noted_numbers import Formula, Noting, Question, holds_noted
 from capture.runtime.noted_runs import noted_amounts, watched_with
@@ -88,8 +88,9 @@ class Decisions:
     kinds: tuple[type, ...]
     _first: _Asked | bool | None = None
     _count: int = 0
-    _amounts: dict[tuple[Any, ...], Mapping[int, int]] = field(factory=dict)
-    """For each tuple of answers, what the body adds to numbers in Python state, by position."""
+    _amounts: dict[tuple[Any, ...], dict[tuple[Any, ...], Mapping[int, int]]] = field(factory=dict)
+    """For each tuple of answers, and of what is read (``Computed.branch``), what the body adds to numbers in Python
+    state, by position."""
     _computed: dict[tuple[Any, ...], list[Computed]] = field(factory=dict)
     """For each tuple of answers, what Python computes of numbers and the body leaves (``formulas``)."""
     _standing: dict[tuple[Any, ...], tuple[Number, ...]] = field(factory=dict)
@@ -133,6 +134,21 @@ class Decisions:
         likely = proven if proven is not None else [one for several in self._computed.values() for one in several]
         return Known(tuple(likely), dict(enumerate(own)))
 
+    def branch_of(self, values: Values, numbers: Numbers) -> tuple[str, ...] | None:
+        """What a run with these numbers, and those that it read, is known to read, as ``Facts.reads`` has it."""
+        known = self.formulas(values)
+        for one in known.candidates if known is not None else ():
+            try:
+                if one.answers(numbers) == [answer for _, answer in one.asked]:
+                    return one.branch()
+            except (ArithmeticError, ValueError, TypeError, KeyError):
+                continue
+        return None
+
+    def is_known(self, reads: tuple[str, ...]) -> bool:
+        """Whether it was proven what the body leaves after these answers."""
+        return any(one.branch()[: len(reads)] == reads for one in self.candidates())
+
     def candidates(self) -> list[Computed]:
         """All formulas that were proven."""
         return [one for several in self._computed.values() for one in several]
@@ -152,7 +168,8 @@ class Decisions:
         if own is None or not places or not self._amounts:
             return None
         proven = self._amounts.get(self._walked(own)[0])
-        likely = [proven] if proven is not None else list(self._amounts.values())
+        known = [proven] if proven is not None else list(self._amounts.values())
+        likely = [amounts for by_reads in known for amounts in by_reads.values()]
         first = len(call.values) - len(places)
 
         def amount(change: Change) -> int | None:
@@ -167,7 +184,8 @@ class Decisions:
     def learn(self, proof: _Proof) -> bool:
         """Keep what a run showed. False where it asked something else than an earlier one after the same answers."""
         questions, answers, is_enough = list(proof.asked.items()), tuple(proof.asked.values()), proof.is_enough
-        if is_enough and self._amounts.setdefault(answers, proof.amounts) != proof.amounts:
+        reads = () if proof.computed is None else proof.computed.branch()
+        if is_enough and self._amounts.setdefault(answers, {}).setdefault(reads, proof.amounts) != proof.amounts:
             return False
         if is_enough and proof.computed is not None:
             known = self._computed.setdefault(answers, [])
@@ -303,6 +321,7 @@ def _learned(captured: Captured, call: Call, decisions: Decisions, wanted: froze
         return _Learned(is_enough=True, unplaced=proof.unplaced)
     if proof is None or not decisions.learn(proof):
         return _Learned(is_enough=None)
+    call.formulas = decisions.formulas(call.values)  # else a run of this call would not know what was proven now
     return _Learned(is_enough=bool(proof.is_enough))
 
 
@@ -318,6 +337,21 @@ def begins_with_reads(captured: Captured, entry: Entry, bound: Call) -> bool:
         return False
     captured.decisions_left -= 1
     return _begins_with(captured, evolve(bound), (), [], entry.facts)
+
+
+def proves_branch(captured: Captured, entry: Entry, bound: Call, reads: tuple[str, ...]) -> bool:
+    """Prove what the body of an entry does after other answers of what it ``reads``. False where it does more."""
+    decisions: Decisions | None = captured.decisions
+    if decisions is None or entry.facts is None or calls_out(entry.facts):
+        return False
+    if reads in entry.proven_branches and decisions.is_known(reads):
+        return True
+    entry.proven_branches.add(reads)
+    entry.branch_proofs += 1
+    if entry.branch_proofs > 2 * MOST_BRANCHES:
+        return False
+    wanted = frozenset(number for one in decisions.candidates() for number in one.taken)
+    return _learned(captured, bound, decisions, wanted).is_enough is True
 
 
 def _varying(
@@ -433,7 +467,7 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
     first = _first_seen(captured, call, decisions, own, wanted)
     if first is None:
         return None
-    asked = first.noting.questions
+    asked = {one: answer for one, answer in first.noting.questions.items() if not is_of_read(one)}
     computed = None if first.reads is None else first.reads.computed
     if not first.is_enough or not (asked or computed is not None):
         return _Proof(asked, {}, is_enough=False) if asked else None
@@ -455,15 +489,12 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
 def _first_seen(
     captured: Captured, call: Call, decisions: Decisions, own: Sequence[Number], wanted: frozenset[int]
 ) -> _Seen | None:  # fmt: skip
-    """A run with the numbers of the call and those that it reads, of which only those are noted that are asked nothing.
-    None where there are no numbers."""
+    """A run with the numbers of the call and those that it reads by ``item()``. None where there are no numbers."""
     while own or wanted:
         seen = _seen(captured, call, decisions.positions, own, wanted)
         if seen.reads is None:
             return seen
-        origins = frozenset[Variable]().union(*[question.origins() for question in seen.noting.questions])
-        asked = {variable[1] for variable in origins if isinstance(variable, tuple)}
-        fewer = frozenset(seen.reads.read.keys() - asked)
+        fewer = frozenset(seen.reads.read)
         if fewer == wanted:
             return seen
         wanted = fewer
@@ -510,7 +541,8 @@ def _seen(
     facts = described.facts
     others = noting.is_read or facts.gradients or calls_out(facts)
     others = others or reads_in_c(watched.ran, but=math if notes_math else None)
-    others = others or may_go_another_way(facts)
+    raw = facts if reads is None or reads.computed is None else evolve(facts, reads=reads.computed.reads)
+    others = others or may_go_another_way(raw)
     others = others or any(effect.kind in ("python", "container", "call") for effect in facts.effects)
     left = [leaf.value for effect in described.effects for leaf in effect.leaves]
     left += [leaf.value for leaf in described.outputs]
@@ -533,7 +565,7 @@ def may_go_another_way(facts: Facts) -> bool:
 
 def _is_compared(text: str, read: Break) -> bool:
     """Whether another value may be read there, so that replays compare it."""
-    return not text.startswith(RETURNED) and read.kind != "island"
+    return (not text.startswith(RETURNED) or text.startswith(ASKED)) and read.kind != "island"
 
 
 def _not_told(noting: Noting) -> dict[str, Formula]:

@@ -56,6 +56,7 @@ from capture.key.modes import Here, foreign, here
 from capture.key.signature import Leaf, Unkeyable
 from capture.native import MISS
 from capture.observe import islands, run, source_location
+from capture.observe.returned_value import ASKED
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import (
     arrays,
@@ -482,6 +483,7 @@ def _came_to(
     if stopped.ran:
         islands.answer(body_run.current(), stopped.ran)
     if stopped.raises:
+        entry.steadiness.note_stop("[]", is_new=False)
         return done(run_eagerly(captured, captured.call(values, leaves, entry), "what it computes of a value raises"))
     if stopped.is_odd:
         return _after_island(captured, entry, stopped, captured.call(values, leaves, entry), tree)
@@ -529,6 +531,9 @@ def _unread(
             return _came_to(captured, entry, sibling, stopped_replay, bound.values, bound.leaves, tree)
     captured.log.counters.misses += 1
     captured.log.add("miss", f"the host read {', '.join(reads)[-80:]}, for the first time")
+    if reads[-1].startswith(ASKED) and not decisions.proves_branch(captured, entry, bound, reads):
+        entry.steadiness.note_stop(reads[-1], is_new=False)
+        return done(run_eagerly(captured, bound, "more comes of a value than an answer"))
     branches_known = [branch for branch_reads, branch in entry.known_branches() if branch_reads[: len(reads)] == reads]
     entry.steadiness.note_stop(reads[-1], is_new=not branches_known)
     if entry.steadiness.is_lost:

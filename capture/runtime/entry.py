@@ -131,6 +131,10 @@ class Entry:
     """It was looked whether formulas take what its body reads on the host (``decisions.begins_with_reads``)."""
     reads_no_arrays: bool = False
     """It was shown that only tensors come of arrays whose content its key leaves out (``arrays``)."""
+    proven_branches: set[tuple[str, ...]] = field(factory=set)
+    """Where the body asks something of what it reads: the reads of branches of which it was looked what they leave."""
+    branch_proofs: int = 0
+    """How often that was looked for."""
     warmups_left: int = 0
     differing_runs: int = 0
     settling: int = 0

@@ -19,16 +19,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 
 from capture.core.facts import Facts
 from capture.key.input_places import InputPlace, number_place
 from capture.key.packages import is_library, package_of
-from capture.observe.computed import Computed, Left, Variable, unplaced
+from capture.observe.computed import Computed, Left, unplaced
 from capture.observe.described import DescribedRun
 from capture.observe.returned_value import RETURNED, TAKEN
 from capture.observe.run import ObservedRun, active_watch
-from capture.runtime.noted_numbers import Formula, Noted, Noting, holds_noted, plain_of
+from capture.runtime.noted_numbers import Formula, Noted, Noting, Question, holds_noted, plain_of
 from capture.state.amounts import number_of_place
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
@@ -38,26 +38,6 @@ from capture.tree.output_structure import EffectSlot
 from capture.tree.outputs import OutputPlan
 
 _NUMBERS = (int, float)
-
-
-@frozen(eq=False)
-class Expression:
-    """A formula, with the positions of its numbers in a call."""
-
-    formula: Formula
-    positions: tuple[int, ...]
-
-    def value(self, numbers: Mapping[Variable, Any]) -> Any:
-        """See ``observe.computed.Formula``."""
-        return self.formula.value(numbers)
-
-    def text(self) -> str:
-        """Equal for equal formulas."""
-        return self.formula.text()
-
-    def numbers(self, values: Sequence[Any]) -> dict[Variable, Any]:
-        """Those of a call with these values."""
-        return {at: values[position] for at, position in enumerate(self.positions)}
 
 
 @define(eq=False)
@@ -109,18 +89,16 @@ class NotedReads:
 
     def found(self, watched: ObservedRun, left: Left) -> Computed | None:
         """See ``Formulas``."""
-        effects = {path: self._expression(value) for path, value in left.effects.items() if isinstance(value, Noted)}
-        outputs = {path: self._expression(value) for path, value in left.outputs.items() if isinstance(value, Noted)}
+        effects = {path: value.formula for path, value in left.effects.items() if isinstance(value, Noted)}
+        outputs = {path: value.formula for path, value in left.outputs.items() if isinstance(value, Noted)}
         others = [value for values in (left.effects, left.outputs) for value in values.values()]
         self.is_lost = any(not isinstance(value, Noted) and holds_noted(value) for value in others)
         taken = frozenset(self.read)
         reads = tuple([TAKEN if at in taken else text for at, text in enumerate(watched.watch.trace.reads)])
-        self.computed = Computed(reads, taken, effects, outputs)
+        asked = tuple([(one, answer) for one, answer in self.noting.questions.items() if is_of_read(one)])
+        self.computed = Computed(reads, taken, effects, outputs, asked, self.positions)
         self.unplaced = unplaced(watched, self.computed)
         return self.computed
-
-    def _expression(self, value: Any) -> Expression:
-        return Expression(value.formula, self.positions)
 
     def plain(self, value: Any) -> Any:
         """See ``Formulas``."""
@@ -131,12 +109,17 @@ def read_by_number(facts: Facts | None, candidates: Sequence[Computed]) -> froze
     """The numbers of reads of which formulas may take the value: those that are compared, or taken so far."""
     if facts is None or len(facts.reads) != len(facts.breaks):
         return frozenset()
-    known = {number for one in candidates if one.reads == facts.reads for number in one.taken}
+    known = {number for one in candidates if one.branch() == facts.reads for number in one.taken}
     return frozenset(
         at
         for at, (text, read) in enumerate(zip(facts.reads, facts.breaks, strict=True))
         if at in known or (read.kind == "value" and not text.startswith(RETURNED) and _is_number(text))
     )
+
+
+def is_of_read(question: Question) -> bool:
+    """Whether a number that the host reads is part of what is asked."""
+    return any(isinstance(variable, tuple) for variable in question.origins())
 
 
 def _is_number(text: str) -> bool:
@@ -163,7 +146,7 @@ def place_of(change: Change) -> InputPlace | None:
 
 def placed(call: Call, described: DescribedRun, outputs: OutputPlan) -> tuple[tuple[EffectSlot, InputPlace], ...]:
     """Places that a recording writes and whose numbers its formulas read, where it has formulas."""
-    if not any(type(which) is Expression for _, which in outputs.reads):
+    if described.computed is None:
         return ()
     places = call.binder.places
     numbers = [number_of_place(places, effect.change.source) for effect in described.effects]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from capture.native import native
-from capture.runtime.noted_numbers import MATH, Noted, Noting
+from capture.runtime.noted_numbers import ASKING, MATH, Noted, Noting
 
 Result = TypeVar("Result")
 _FUNCTIONS = {name: value for name, value in vars(math).items() if callable(value) and not name.startswith("_")}
@@ -40,6 +40,8 @@ def noting_math(noting: Noting, run: Callable[[], Result]) -> Result:
 def _called(noting: Noting, name: str, *args: Any, **kwargs: Any) -> Any:
     if not kwargs and f"math.{name}" in MATH and any(isinstance(one, Noted) for one in args):
         return noting.computed(f"math.{name}", args)
+    if not kwargs and len(args) == 1 and isinstance(args[0], Noted) and noting.asks and f"math.{name}" in ASKING:
+        return noting.asked(f"math.{name}", args, _FUNCTIONS[name](*args))
     if any(isinstance(one, Noted) for one in (*args, *kwargs.values())):
         noting.is_read = True
     return _FUNCTIONS[name](*args, **kwargs)

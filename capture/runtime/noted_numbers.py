@@ -40,9 +40,10 @@ _TEXTS: dict[str, Callable[..., Any]] = {
     "round": round, "format": format, "str": str, "repr": repr, "concat": operator.add,
 }  # fmt: skip
 """Beside arithmetic, what gives another number or a text and does nothing else."""
-_ASKING: dict[str, Callable[..., Any]] = {
+ASKING: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
-    "bool": bool, "value": operator.pos,
+    "bool": bool, "value": operator.pos, "math.isfinite": math.isfinite, "math.isinf": math.isinf,
+    "math.isnan": math.isnan,
 }  # fmt: skip
 _MOST = 256
 """Formulas of one run. A body that computes more numbers than that does not pass them on as they are."""
@@ -93,7 +94,7 @@ class Question:
 
     def answer(self, numbers: Any) -> Any:
         """The answer for these numbers of a call. Raises what the operation raises."""
-        return _ASKING[self.operation](*[_value_of(operand, numbers) for operand in self.operands])
+        return ASKING[self.operation](*[_value_of(operand, numbers) for operand in self.operands])
 
 
 def _text_of(operand: Any) -> str:
@@ -224,7 +225,7 @@ def _reading(kind: type, name: str) -> Callable[..., Any]:
         result = plain(self, *args)
         if result is not NotImplemented and not self.noting.is_over:  # else Python asks the other operand: a tensor
             asked = name.strip("_")
-            if self.noting.asks and asked in _ASKING and all(type(value) in (*_PLAIN, *_KINDS) for value in args):
+            if self.noting.asks and asked in ASKING and all(type(value) in (*_PLAIN, *_KINDS) for value in args):
                 return self.noting.asked(asked, (self, *args), result)
             self.noting.is_read = True
         return result

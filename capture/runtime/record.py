@@ -118,7 +118,8 @@ def _record(
     captured.note_findings(plan)
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
-    node.written, node.placed = written, formulas.placed(call, recorded.described, outputs)
+    node.written, node.computed = written, recorded.described.computed
+    node.placed = formulas.placed(call, recorded.described, outputs)
     node.make_owned(_owned(captured, entry, tree, outputs))
     process_groups.note_user(node, facts)
     call.settle(node)

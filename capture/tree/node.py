@@ -93,6 +93,8 @@ class Node:
     """The child that ran last, by number of its entry."""
     counts: dict[int, int] = field(factory=dict)
     """Recordings below this node, by number of the function."""
+    computed: Any = None
+    """The formulas of what it leaves (``observe.computed.Computed``)."""
     placed: tuple[tuple[Any, Any], ...] = ()
     """Places that it writes and whose numbers its formulas read, each with the effect that writes it."""
     written: tuple[int, ...] = ()

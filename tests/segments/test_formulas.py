@@ -342,30 +342,6 @@ def test_what_python_computes_of_a_read_is_computed_anew(make: Kept) -> None:
     assert counters.replays >= CALLS // 2, str(counters)
 
 
-def compared_with_another() -> Program:
-    state = {"sum": 0.0, "many": 0}
-
-    def body(x: Tensor) -> Tensor:
-        loss = x.mean().item()
-        state["sum"] = state["sum"] * 0.5 + loss
-        if loss > 0.1:
-            state["many"] += 1
-            return x * 3
-        return x * 2
-
-    return kept(body, state)
-
-
-def best() -> Program:
-    state = {"best": -1.0}
-
-    def body(x: Tensor) -> Tensor:
-        state["best"] = max(state["best"], x.mean().item())
-        return x * 2
-
-    return kept(body, state)
-
-
 def asked_for_its_class() -> Program:
     """A number that notes its uses is of another class."""
     state = {"clipped": 0.0}
@@ -434,7 +410,8 @@ def drawn_beside() -> Program:
 @pytest.mark.parametrize(
     "make",
     [
-        compared_with_another, best, asked_for_its_class, given_to_operators, used_as_an_index, used_as_a_key,
+        asked_for_its_class, given_to_operators, used_as_an_index,
+        used_as_a_key,
         in_a_longer_text, drawn_beside,
     ],
 )  # fmt: skip

@@ -352,8 +352,7 @@ def test_number_that_is_kept_is_read_anew(make: Kept) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        sum_that_is_looked_at, looked_at_again, looked_at_by_a_helper, item_looked_at, by_a_property,
-        by_its_own_append, on_some_ways,
+        looked_at_again, looked_at_by_a_helper, item_looked_at, by_its_own_append, on_some_ways,
     ],
 )  # fmt: skip
 def test_number_on_which_more_depends_is_compared(make: Kept) -> None:
@@ -361,8 +360,12 @@ def test_number_on_which_more_depends_is_compared(make: Kept) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [sum_that_is_returned, sum_of_another_place, factor_that_moves, divisor, twice_in_one_list]
-)
+    "make",
+    [
+        sum_that_is_returned, sum_of_another_place, factor_that_moves, divisor, twice_in_one_list,
+        sum_that_is_looked_at, by_a_property,
+    ],
+)  # fmt: skip
 def test_number_that_python_computes_with_is_equal(make: Kept) -> None:
     compared(make)
 

@@ -338,8 +338,6 @@ def test_number_that_is_returned_below_a_mode_of_torch_functions() -> None:
         as_int_of_a_fraction,
         added_to,
         as_a_key,
-        chosen,
-        by_code_in_c,
     ],
 )
 def test_number_that_python_does_more_with_is_compared(body: Callable[..., Any]) -> None:
@@ -352,7 +350,7 @@ def test_number_that_python_does_more_with_is_compared(body: Callable[..., Any])
     "body",
     [
         formatted, negated, looked_for, given_to_a_call, same_name, by_a_helper, by_a_captured_helper, other_ways,
-        by_code_in_c_alone, dropped, kept_by_others,
+        by_code_in_c_alone, by_code_in_c, chosen, dropped, kept_by_others,
     ],
 )  # fmt: skip
 def test_number_that_python_only_computes_with_is_computed_anew(body: Callable[..., Any]) -> None:

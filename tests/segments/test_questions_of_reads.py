@@ -1,0 +1,121 @@
+"""What a body asks of numbers that it read makes branches by the answers: one recording for each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capture import config, recordings
+from tests.segments.bodies import Program, draw
+from tests.segments.test_bodies import CALLS, compared, fresh
+
+__all__ = ["fresh"]
+Kept = Callable[[], Program]
+
+
+@pytest.fixture(autouse=True)
+def _every_body_pays() -> Iterator[None]:
+    with config.patch(drop_slow=False):
+        yield
+
+
+def kept(body: Callable[..., Any], state: Any) -> Program:
+    return body, lambda number: (draw(number),), state
+
+
+def compared_with_another() -> Program:
+    state = {"sum": 0.0, "large": 0.0}
+
+    def body(x: Tensor) -> Tensor:
+        loss = x.mean().item()
+        state["sum"] = state["sum"] * 0.5 + loss
+        if loss > 0.1:
+            state["large"] = loss * 2
+            return x * 3
+        return x * 2
+
+    return kept(body, state)
+
+
+def best() -> Program:
+    state = {"best": -1.0}
+
+    def body(x: Tensor) -> Tensor:
+        state["best"] = max(state["best"], x.mean().item())
+        return x * 2
+
+    return kept(body, state)
+
+
+def finite() -> Program:
+    """As a training script stops at a loss that is none. Here it goes on with the next call."""
+    state = {"loss": 0.0, "stopped": 0}
+
+    def body(x: Tensor, factor: Tensor) -> Tensor:
+        loss = (x.sum() * factor).item()
+        x.mul_(2)
+        if not math.isfinite(loss):
+            state["stopped"] += 1
+            raise ValueError(f"the loss is {loss}")
+        state["loss"] = state["loss"] * 0.5 + loss
+        return x * 2
+
+    def arguments(number: int) -> tuple[Tensor, Tensor]:
+        return draw(number), torch.tensor(math.inf if number in (16, 22) else 1.0)
+
+    return body, arguments, state
+
+
+def several_questions() -> Program:
+    """Which ones are asked follows from the answers to others, and from a number in Python state."""
+    state = {"best": -0.1, "worse": 0.0, "ema": 0.0}
+
+    def body(x: Tensor) -> Any:
+        loss, hits = x.mean().item(), (x > 0).sum().item()
+        state["ema"] = 0.5 * state["ema"] + loss
+        if loss > state["best"]:
+            state["best"] = loss
+            x = x * 3
+        elif hits > 3:
+            state["worse"] = loss
+            x = x + 1
+        return x, loss * hits
+
+    return kept(body, state)
+
+
+def clipped() -> Program:
+    def body(x: Tensor) -> Any:
+        return min(max(x.sum().item(), -1.0), 1.0), x * 2
+
+    return kept(body, None)
+
+
+def ways() -> Program:
+    state = {"sum": 0.0}
+
+    def body(x: Tensor) -> Any:
+        loss, hits = x.mean().item(), (x > 0).sum().item()
+        state["sum"] = state["sum"] * 0.5 + loss
+        if loss > 0.1:
+            return x * 3, loss * hits
+        return (x + 1, -loss) if hits > 3 else (x * 2, state["sum"])
+
+    return kept(body, state)
+
+
+@pytest.mark.parametrize("make", [best, finite, ways, clipped])
+def test_a_decision_on_a_read_has_a_recording_for_each_answer(make: Kept) -> None:
+    counters = recordings(compared(make))
+    assert counters.replays >= CALLS // 2, str(counters)
+    assert counters.recordings <= 8
+
+
+@pytest.mark.parametrize("make", [compared_with_another, several_questions])
+def test_a_branch_that_leaves_more_in_python_state_is_as_in_eager_code(make: Kept) -> None:
+    compared(make)
