@@ -47,6 +47,11 @@ def holds_arrays(values: tuple[Any, ...]) -> bool:
     return any(next(_arrays(value, ""), None) is not None for value in values)
 
 
+def reaches(values: tuple[Any, ...]) -> list[tuple[int, int]]:
+    """The addresses at which such arrays begin and end."""
+    return [numpy().lib.array_utils.byte_bounds(one) for value in values for _, one in _arrays(value, "")]
+
+
 def _arrays(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     kind = type(value)
     if kind in (tuple, list, dict):

@@ -16,9 +16,11 @@ from typing_extensions import override
 
 from capture.core import slow_calls
 from capture.core.facts import Draw, HostWork, Mutation, MutationEvidence
+from capture.key.numpy_arrays import MOST_BYTES
 from capture.key.tensor_meta import is_in_order, is_part_of_one, memory_of, span_bytes, storage_of
 from capture.observe import operator_schema, returned_value, source_location
 from capture.observe.break_notes import BreakNotes
+from capture.observe.host_values import Arrays
 from capture.observe.operator_schema import (
     TENSORS,
     OperatorTraits,
@@ -104,7 +106,7 @@ class ObserveMode(BreakNotes):
         """Run the operator and note it."""
         if not (types and TENSORS.issuperset(types)) and any(map(is_wrapper, types)):
             return NotImplemented  # it opens itself: its operators on plain tensors are dispatched next
-        op_traits = None if self.looks_away or self._arrays else plain.get(id(op))
+        op_traits = None if self.looks_away or self._arrays or self._borrowed else plain.get(id(op))
         inputs = None if op_traits is None or only_shapes() else plain_inputs(args, kwargs)
         if op_traits is None or inputs is None:
             return self._watch_any(op, args, kwargs)
@@ -165,15 +167,16 @@ class ObserveMode(BreakNotes):
         self._at = None
         inputs = list(tensors_in(args, kwargs))
         storages, devices = list(map(storage_of, inputs)), {tensor.device for tensor in inputs}
-        if self._arrays and self._arrays.have_changed(storages):
-            self.note_sync("numpy")
+        self._look_at_arrays(op_traits, lambda arrays: arrays.have_changed(storages))
         lifted = op_traits.lifts  # torch.tensor(...): a constant, new memory on every run
         plain, trace.plain = trace.plain and op_traits.plain, False
         for tensor, storage in zip(inputs, storages, strict=True):
             if not lifted or self.before.is_within_reach(storage):
                 self._see_input(tensor, storage, op_traits)
-        if lifted and self._is_lent(inputs[0]) and (given := self._of_array(op_traits, inputs[0])) is not None:
-            return self._watch_any(torch.ops.aten.alias.default, (given,), {})
+        if lifted and self._is_lent(inputs[0]):
+            if (given := self._given_array(inputs[0])) is not None:
+                return self._watch_any(torch.ops.aten.alias.default, (given,), {})
+            args = (self._of_array(op_traits, inputs[0]), *args[1:])
         self._see_host(op_traits, args, kwargs, inputs, devices)
         if op_traits.collective or (op_traits.base == "wait_tensor" and not self.made(inputs[0])):
             self.trace.add_collective(op, op_traits, (args, kwargs), inputs, self._line())
@@ -185,8 +188,7 @@ class ObserveMode(BreakNotes):
         self._operator = op_traits.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
         is_complex = any(map(torch.is_complex, inputs))
         result = self._execute(op, op_traits, args, kwargs, is_complex=is_complex)
-        if self._arrays and self._arrays.may_see(storage_of(tensor) for tensor, _ in written(op_traits, args, kwargs)):
-            self.note_sync("numpy")
+        self._look_at_arrays(op_traits, lambda arrays: arrays.may_see(_storages_written(op_traits, args, kwargs)))
         if outs and any(tensor.shape != shape for tensor, shape in outs):
             self.note_unsafe(f"{op_traits.name} with an out= of another shape")
         if breaks(op_traits, args, kwargs):
@@ -310,12 +312,44 @@ class ObserveMode(BreakNotes):
             return False
         return not tensor.untyped_storage().resizable()
 
-    def _of_array(self, op: OperatorTraits, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The argument that a tensor made of an array is. Other arrays no replay reads."""
-        given = self._given_array(tensor)
-        if given is None:
-            self.trace.work.append(HostWork(op=op.name, kind="array", where=self._line()))
-        return given
+    def _look_at_arrays(self, op: OperatorTraits, differ: Callable[[Arrays], bool]) -> None:
+        """Python wrote an array that shares memory with an operand, or the operator did."""
+        if self._arrays and differ(self._arrays):
+            self.note_sync("numpy")
+        if self._borrowed and differ(self._borrowed):
+            self._note_array(op)
+
+    def _of_array(self, op: OperatorTraits, tensor: torch.Tensor) -> torch.Tensor:
+        """The operand for a tensor on the memory of an array that is no argument: a constant, as one made of numbers.
+
+        What the array holds follows from what guards look at, as other values that Python makes. It is one as long as
+        nothing writes the array while the body runs (``end``), no operator writes the tensor, and nothing that the call
+        leaves lies there (``lies_in_array``). An array that shares memory with a tensor may follow the arguments, and
+        ``runtime.arrays`` looks at those among the arguments.
+        """
+        if tensor.untyped_storage().nbytes() > MOST_BYTES or self._arrays or self._lies_in_known(tensor):
+            self._note_array(op)
+            return tensor
+        self._borrowed.add(tensor, self)
+        self._borrowed_at = HostWork(op=op.name, kind="array", where=self._line())
+        return self.constant_of(tensor)
+
+    def constant_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same values, for the body to go on with. A recorder gives memory that nobody else has."""
+        return tensor
+
+    def _note_array(self, op: OperatorTraits) -> None:
+        self.trace.work.append(HostWork(op=op.name, kind="array", where=self._line()))
+
+    def _lies_in_known(self, tensor: torch.Tensor) -> bool:
+        """Whether it shares memory with a tensor, or with an array among the arguments, which may become an input."""
+        first = tensor.data_ptr()
+        end = first + span_bytes(tensor)
+        known = [owners[0][1] for owners in self.before.tensors.values()]
+        known += [leaf for _, reference in self._leaves if (leaf := reference()) is not None]
+        storages = [one.untyped_storage() for one in (*known, *self.arrays_given) if one.layout is torch.strided]
+        reaches = [(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages]
+        return any(begin < end and first < limit for begin, limit in (*reaches, *self.array_arguments))
 
     def _given_array(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The argument, or the part of it, on whose memory a tensor was made of an array."""
@@ -389,3 +423,7 @@ def _reads_form(op: OperatorTraits, inputs: list[torch.Tensor], result: Any) -> 
 
 def _shape_of(tensor: torch.Tensor) -> Reshaped:
     return tensor, tensor.untyped_storage(), int(tensor.storage_offset()), tensor.shape, tensor.stride()
+
+
+def _storages_written(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    return [storage_of(tensor) for tensor, _ in written(op, args, kwargs)]

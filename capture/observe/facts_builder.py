@@ -284,6 +284,8 @@ class Classifier:
         if type(value) not in TENSOR_TYPES or value.layout is not torch.strided or value.is_neg():
             return KeptLeaf(path, value, "foreign")  # memory alone does not rebuild a lazily negated tensor
         storage = value.untyped_storage()
+        if self._watched.watch.lies_in_array(storage):
+            return KeptLeaf(path, value, "foreign")
         arguments = self.argument(storage)
         for position, argument in arguments:
             if argument is value:

@@ -127,6 +127,10 @@ class Arrays:
                 del self._known[id(storage)]
         return any(one.array() is not None for _, one in found)
 
+    def knows(self, storage: Any) -> bool:
+        """Whether it is such memory."""
+        return bool(self._lent([storage]))
+
     def _lent(self, storages: Iterable[Any]) -> list[tuple[Any, _Lent]]:
         known = [(storage, self._known[id(storage)]) for storage in storages if id(storage) in self._known]
         return [(storage, one) for storage, one in known if one.storage() is storage]

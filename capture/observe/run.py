@@ -194,7 +194,7 @@ def _run_watched(
     hide_from_compiler()
     watched.versions = _versions(arguments, before)
     watch.begin(arguments)
-    watch.arrays_given, watch.formulas = array_inputs.given(call.binder, values), call.formulas
+    _give_arrays(watch, call, values)
     if watch.keep_undo:
         watched.states = _generator_states(watched)
     watched.positions = host_draws.positions(before)
@@ -431,6 +431,11 @@ def _count_writes(watched: ObservedRun) -> None:
 
 
 @unseen
+def _give_arrays(watch: ObserveMode, call: Call, values: tuple[Any, ...]) -> None:
+    watch.arrays_given, watch.formulas = array_inputs.given(call.binder, values), call.formulas
+    watch.array_arguments = array_inputs.reaches(values)
+
+
 def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> list[tuple[torch.Tensor, int]]:
     seen, versions = set[int](), list[tuple[torch.Tensor, int]]()
     owned = [tensor for owners in before.tensors.values() for _, tensor in owners]

@@ -65,6 +65,8 @@ class RunNotes(HigherOrderMode):
         """Tensors that the body got as arrays."""
         self.formulas: Any = None
         """See ``Call.formulas``."""
+        self.array_arguments: list[tuple[int, int]] = []
+        """Where arrays among the arguments begin and end that are no inputs so far."""
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
         self._operator: str | None = "code outside of operators"
@@ -84,6 +86,10 @@ class RunNotes(HigherOrderMode):
         self._raised: BaseException | None = None
         self._ran: tuple[Any] | None = None
         self._arrays = host_values.Arrays()
+        self._borrowed = host_values.Arrays()
+        """Arrays that the body made tensors of, on their memory."""
+        self._borrowed_at: HostWork | None = None
+        """Where it did so last."""
         self._is_reading = False
         self.is_aside = False
         """Whether an island runs, which is no part of what is watched."""
@@ -116,6 +122,8 @@ class RunNotes(HigherOrderMode):
         self.settle_scratch()
         if self._arrays.have_changed(self._arrays.all()):
             self.note_sync("numpy")
+        if self._borrowed_at is not None and self._borrowed.have_changed(self._borrowed.all()):
+            self.trace.work.append(self._borrowed_at)
         for generator, _ in self._drawn.values():
             self._look_at(generator)
 
@@ -194,6 +202,10 @@ class RunNotes(HigherOrderMode):
                 self.trace.produced.pop(key, None)
         if any((kept := reference()) is None or kept.nbytes() for reference in self._emptied):
             self.note_unsafe(_RESIZING)  # else they are kept, and empty: a first call makes them for all that follow
+
+    def lies_in_array(self, storage: torch.UntypedStorage) -> bool:
+        """Whether the body made a tensor on this memory, which is an array's."""
+        return self._borrowed.knows(storage)
 
     def forget_operator(self) -> None:
         """The run is over: drop what is kept of its last operator."""

@@ -2,9 +2,9 @@
 
 ## What it does
 Finds operators on CPU tensors beside an accelerator, copies between the two, and, on any device, operators tagged as
-unsafe for graphs, tensors made of NumPy's arrays, operators of other libraries that get the address of a tensor as a
-number, numbers drawn by Python's `random` or by NumPy, seeds, elements taken from an iterator, files, and modes left
-otherwise.
+unsafe for graphs, tensors on NumPy's arrays that are written meanwhile, share memory with a tensor or are too large to
+be compared, operators of other libraries that get the address of a tensor as a number, numbers drawn by Python's
+`random` or by NumPy, seeds, elements taken from an iterator, files, and modes left otherwise.
 
 ## Why it matters
 A graph of device kernels replays device work only. CPU work would be done once, while recording, and its result would

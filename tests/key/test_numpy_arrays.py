@@ -56,7 +56,7 @@ def test_tensors_made_of_arrays(make: str, where: str) -> None:
 
 def test_the_finding_names_the_line_and_a_way_out() -> None:
     array = np.ones(3, dtype=np.float32)
-    captured = capture(lambda x: x + torch.tensor(array).to(x.device))
+    captured = capture(lambda x: x + torch.from_numpy(array).add_(1).to(x.device))
     with pytest.warns(CaptureWarning, match="CG202.*array") as caught:
         captured(torch.zeros(3, device=DEVICE))
     assert "torch.from_numpy(array) as an argument" in str(caught[0].message)

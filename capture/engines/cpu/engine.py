@@ -343,6 +343,10 @@ class TapeRecorder(ObserveMode):
         self.failure = self.failure or reason
 
     @override
+    def constant_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    @override
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator, then keep its results in the arena."""
         ran, before = self._tape.ran, self._tape.num_ops

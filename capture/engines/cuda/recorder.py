@@ -223,6 +223,10 @@ class GraphRecorder(ObserveMode):
         return temporary
 
     @override
+    def constant_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    @override
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator, which launches into the graph."""
         self._look_for_launches()
