@@ -21,8 +21,14 @@ _WRITING: dict[str, frozenset[str]] = {
     "_thread": frozenset({"start_new_thread", "start_new", "start_joinable_thread"}),
     "_posixsubprocess": frozenset({"fork_exec"}),
     "atexit": frozenset({"register", "unregister"}),
+    "gc": frozenset({"enable", "disable", "set_threshold", "set_debug", "freeze", "unfreeze"}),
+    "sys": frozenset({"setrecursionlimit", "setswitchinterval", "set_int_max_str_digits"}),
+    "faulthandler": frozenset({"enable", "disable", "register", "unregister"}),
+    "_signal": frozenset({"signal", "setitimer", "alarm", "raise_signal"}),
+    "_socket": frozenset({"setdefaulttimeout"}),
 }  # fmt: skip
-"""Functions of modules that write where nothing is compared."""
+"""Functions of modules that write where nothing is compared, settings of the process among them: a body that sets one
+to what it was already would not show in a comparison, and has to set it again after somebody else changed it."""
 _COMPARED = frozenset({
     "_abc", "_ast", "_collections", "_contextvars", "_ctypes", "_decimal", "_functools", "_hashlib", "_json",
     "_operator", "_random", "_sre", "_string", "_struct", "_thread", "_tokenize", "_weakref", "abc", "array",
