@@ -49,6 +49,7 @@ from capture.torch_private.dynamo import graphs_compiled, hide_from_compiler
 from capture.torch_private.generators import default_generators, host_random_state, restore_host_random
 from capture.torch_private.subclasses import unseen
 from capture.torch_private.surroundings import Surroundings
+from capture.torch_private.threads import others_may_run
 
 _LIBRARY = __name__.partition(".")[0]
 
@@ -338,6 +339,21 @@ def _is_left(change: Change, left: list[Change]) -> bool:
     return False
 
 
+_WAKES = {threading.Condition.notify.__code__, threading.Condition.wait.__code__}
+"""What events, semaphores, barriers and queues of Python wake others with, and wait by."""
+_WAKERS = (
+    "set", "notify", "notify_all", "put", "put_nowait", "get", "get_nowait", "release", "acquire", "task_done", "wait",
+    "wait_for", "join", "submit",
+)  # fmt: skip
+
+
+def _note_other_threads(watched: ObservedRun, ran: CodeRun | None) -> None:
+    """A replay wakes nobody, and waits for nobody: a thread that waits for the body would wait for ever."""
+    if ran is not None and not _WAKES.isdisjoint(ran.codes) and others_may_run():
+        op, where = "waking or waiting for another thread", host_draws.line_of(ran, _WAKERS)
+        watched.watch.trace.work.append(HostWork(op=op, kind="unsafe", where=where))
+
+
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple):
         return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
@@ -369,6 +385,7 @@ def _compare(watched: ObservedRun) -> None:
         watched.watch.trace.work.append(HostWork(op=f"giving {path!r} other memory", kind="unsafe", where=where))
     for op, where in host_draws.drawn(watched.positions, watched.host_random, ran, watched.before):
         watched.watch.trace.work.append(HostWork(op=op, kind="unsafe", where=where))
+    _note_other_threads(watched, ran)
     for name in watched.watch.modes_left():
         where = host_draws.line_of(ran, _MODE_SETTERS)
         watched.watch.trace.work.append(HostWork(op=f"leaving another {name}", kind="unsafe", where=where))

@@ -84,6 +84,45 @@ def test_a_body_that_waits_for_what_another_thread_puts_in_a_queue() -> None:
             assert torch.equal(waiting.result(PATIENCE), part(torch.full((3,), 1.0 + k)) + k)
 
 
+def sets(event: threading.Event, _: Any) -> None:
+    event.set()
+
+
+def puts(_: Any, items: queue.Queue[int]) -> None:
+    items.put(1)
+
+
+@pytest.mark.parametrize("wakes", [sets, puts])
+def test_a_body_that_wakes_another_thread_does_so_in_every_call(wakes: Callable[[Any, Any], None]) -> None:
+    """The thread waits already when the call comes."""
+    event, items, over, woken = threading.Event(), queue.Queue[int](), threading.Event(), queue.SimpleQueue[int]()
+
+    def body(x: Tensor) -> Tensor:
+        wakes(event, items)
+        return x * 2 + 1
+
+    def waits() -> None:
+        while not over.is_set():
+            if wakes is sets:
+                event.wait()
+                time.sleep(0.01)  # the event stays set until the call is over
+                event.clear()
+            else:
+                items.get()
+            woken.put(1)
+
+    f, thread = capture(body), threading.Thread(target=waits, daemon=True)
+    thread.start()
+    for k in range(8):
+        time.sleep(0.03)
+        assert torch.equal(f(torch.full((3,), float(k))), torch.full((3,), k * 2.0 + 1))
+        assert woken.get(timeout=PATIENCE / 6)
+    over.set()
+    event.set()
+    items.put(1)
+    thread.join(PATIENCE)
+
+
 def test_a_holder_that_goes_on_is_waited_for() -> None:
     """And one that stands still is not: the wait ends long before ``PATIENCE``."""
     begun, over = threading.Event(), threading.Event()
