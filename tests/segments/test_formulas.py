@@ -492,6 +492,31 @@ def test_what_raises_in_python_raises_where_eager_code_does() -> None:
     assert recordings(compared(make)).replays >= CALLS // 2
 
 
+def test_what_raises_beside_a_number_that_operators_get() -> None:
+    """One recording serves all its values; Python raises in some calls."""
+    logs: tuple[list[float], list[float]] = ([], [])
+
+    def make(log: list[float]) -> Callable[[Tensor, float], Tensor]:
+        def body(x: Tensor, rate: float) -> Tensor:
+            y = x * rate
+            log.append(math.log(y.abs().sum().item()))
+            return y
+
+        return body
+
+    def outcome(function: Callable[[Tensor, float], Tensor], number: int) -> Any:
+        x = torch.zeros(3) if number % 9 == 8 else torch.arange(1.0, 4.0)
+        try:
+            return bits(function(x, 0.1 + number / 7))
+        except ValueError as error:
+            return str(error)
+
+    eager, mine = make(logs[0]), capture(make(logs[1]))
+    for number in range(CALLS):
+        assert outcome(mine, number) == outcome(eager, number)
+    assert bits(logs[1]) == bits(logs[0])
+
+
 def test_a_training_step_keeps_averages() -> None:
     """Weights, averages and texts are those of eager code."""
 
