@@ -340,8 +340,8 @@ def effects_of(
 
 
 def _filled_and_replaced(watched: ObservedRun) -> Iterator[Effect]:
-    """Containers that the body filled, and then put others in their places. A replay does not fill the former one, so
-    this has to be an equal one, and the former one has to be left nowhere else."""
+    """Containers that the body filled, and then put others in their places, where it left the former ones elsewhere. A
+    replay does not fill those. What nobody has after the call need not be filled (``recording_guard._Held``)."""
     before, kept = watched.before, set[int]()
     todo = [watched.result, *[change.after for change in watched.changed]] if before.dropped else []
     while todo:
@@ -351,7 +351,7 @@ def _filled_and_replaced(watched: ObservedRun) -> Iterator[Effect]:
             todo += [member for _, member in pytree.children(value)]
     for path in sorted(before.dropped):
         source, container = before.sources[path]
-        if path not in before.rebuilt or id(container) in kept:
+        if id(container) in kept:
             change = Change(source, container, "other members", container=True)
             line = written_lines.line_that_wrote(watched.ran, change)
             yield Effect(path=path, kind="container", before="members", after="other members", where=line)
