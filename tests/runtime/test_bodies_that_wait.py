@@ -17,6 +17,7 @@ from capture import capture, config, recordings, warmup
 from capture.observe import capture_lock
 from capture.observe.capture_lock import BusyError, locked
 from capture.tree import thread_trees
+from tests.support.device import DEVICE
 
 PATIENCE = 30.0  # seconds
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # some of the bodies run eagerly
@@ -52,10 +53,12 @@ def test_two_bodies_that_meet_at_a_barrier() -> None:
 
     def work(number: int) -> list[Tensor]:
         with torch.no_grad():
-            return [f(torch.full((3,), float(number + k))) for k in range(5)]
+            return [f(torch.full((3,), float(number + k), device=DEVICE)) for k in range(5)]
 
     for number, results in enumerate(in_threads(work, 2)):
-        assert all(torch.equal(y, torch.full((3,), (number + k) * 2.0 + 1)) for k, y in enumerate(results))
+        assert all(
+            torch.equal(y, torch.full((3,), (number + k) * 2.0 + 1, device=DEVICE)) for k, y in enumerate(results)
+        )
 
 
 def test_a_captured_function_in_threads_of_the_body() -> None:
@@ -64,7 +67,7 @@ def test_a_captured_function_in_threads_of_the_body() -> None:
     with ThreadPoolExecutor(2) as pool:
         f = capture(lambda x: torch.cat(list(pool.map(torch.no_grad()(inner), x.chunk(2)))), name="all parts")
         for k in range(6):
-            x = torch.full((4,), float(k))
+            x = torch.full((4,), float(k), device=DEVICE)
             assert torch.equal(f(x), part(x))
 
 
@@ -74,14 +77,14 @@ def test_a_body_that_waits_for_what_another_thread_puts_in_a_queue() -> None:
 
     def takes(k: int) -> Tensor:
         with torch.no_grad():
-            return stages[0](torch.full((3,), float(k)))  # type: ignore[no-any-return]
+            return stages[0](torch.full((3,), float(k), device=DEVICE))  # type: ignore[no-any-return]
 
     for k in range(6):
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(takes, k)
             time.sleep(0.02)
-            made.put(stages[1](torch.full((3,), 1.0 + k)).clone())
-            assert torch.equal(waiting.result(PATIENCE), part(torch.full((3,), 1.0 + k)) + k)
+            made.put(stages[1](torch.full((3,), 1.0 + k, device=DEVICE)).clone())
+            assert torch.equal(waiting.result(PATIENCE), part(torch.full((3,), 1.0 + k, device=DEVICE)) + k)
 
 
 def sets(event: threading.Event, _: Any) -> None:
@@ -115,7 +118,7 @@ def test_a_body_that_wakes_another_thread_does_so_in_every_call(wakes: Callable[
     thread.start()
     for k in range(8):
         time.sleep(0.03)
-        assert torch.equal(f(torch.full((3,), float(k))), torch.full((3,), k * 2.0 + 1))
+        assert torch.equal(f(torch.full((3,), float(k), device=DEVICE)), torch.full((3,), k * 2.0 + 1, device=DEVICE))
         assert woken.get(timeout=PATIENCE / 6)
     over.set()
     event.set()

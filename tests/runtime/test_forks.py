@@ -232,6 +232,7 @@ class Stop:
         return x
 
 
+@pytest.mark.filterwarnings("ignore:CG202")  # what wakes the thread of the test is eager
 def test_in_the_middle_of_a_body_of_another_thread() -> None:
     """The moments at which a child would wait for a lock for ever, or run behind stand-ins."""
     recorded = capture(body, name="known")

@@ -121,6 +121,7 @@ def test_warnings_of_other_threads_stay_warnings() -> None:
     warnings.filters[:] = before  # type: ignore[index]
 
 
+@pytest.mark.filterwarnings("ignore:CG202")  # what wakes the thread of the test is eager
 def test_what_stands_in_for_attributes_meanwhile_changes_nothing_for_other_threads() -> None:
     """While a body is watched, torch's classes have other methods. A recording whose body reads them is replayed on."""
     entered, leave, x = threading.Event(), threading.Event(), torch.ones(4, 4, device=DEVICE)
