@@ -90,7 +90,7 @@ class Run:
         self.weights = [1 / (number + 1) ** TAIL for number in range(sizes)]
         self.filled = min(filled, sizes)
         self.begin = self.called = time.monotonic()
-        self.is_filled = threading.Barrier(threads, self.start)
+        self.is_stage_over, self.is_filled = threading.Barrier(threads), threading.Barrier(threads, self.start)
         self.started = threading.Event()
 
     def start(self) -> None:
@@ -116,15 +116,24 @@ class Run:
             self._work(seed)
 
     def fill(self, seed: int) -> None:
-        """Ask each service for as many sizes as this thread may record. Wait for the other threads."""
+        """Ask each service for as many sizes as this thread may record, before its weights change for the first time
+        and after that: what follows them is made then. Wait for the other threads."""
         drawn = random.Random(seed)
+        self._ask_all(drawn)
+        if self.is_stage_over.wait() == 0 and self.filled:
+            for service in self.services:
+                service.change(drawn)
+        self.is_stage_over.wait()
+        self._ask_all(drawn)
+        self.is_filled.wait()
+
+    def _ask_all(self, drawn: random.Random) -> None:
         for service in drawn.sample(self.services, len(self.services)):
             for size in range(1, self.filled + 1):
                 for _ in range(CALLS):
                     ours, eager, _ = service.answer(drawn, size, _nothing)
                     if not same(ours, eager):
                         self.note("wrong", f"{type(service).__name__} of size {size}, at first: {ours!r:.300}")
-        self.is_filled.wait()
 
     def _work(self, seed: int) -> None:
         self.fill(seed)
