@@ -39,7 +39,6 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.noted_numbers import Formula
 from capture.runtime.replay import Commit
-from capture.runtime.replay import replay as replay_plain
 from capture.state.body_run import BodyRun
 from capture.tree.liveness import hold
 from capture.tree.node import Node
@@ -329,19 +328,6 @@ def replay(
     walk.resumes, walk.keeps = resumes, keeps
     result: Followed = walk.run(walk.walk, (), run)
     return result
-
-
-def replay_whole(
-    captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], run: BodyRun | None
-) -> Any:
-    """The result of a recording that goes one way: it has no breaks, or nothing follows from what is read there."""
-    if not node.reads:
-        return replay_plain(captured, node, tree, values, leaves, run)
-    followed = replay(captured, node, tree, values, leaves, run)
-    if followed.raises:  # all was put back
-        return captured.call(values, leaves).run_plainly()
-    assert followed.node is node, "what is read anew is not compared"
-    return followed.result
 
 
 def _recording(node: Node) -> SegmentedRecording:

@@ -22,7 +22,6 @@ from capture.native import MISS
 from capture.observe.capture_lock import locked
 from capture.observe.returned_value import are_read_anew
 from capture.runtime import inputs, numbers, rebind, verify
-from capture.runtime.branches import replay_whole
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.checked_replay import verifies
@@ -36,6 +35,7 @@ from capture.runtime.phases import forget
 from capture.runtime.replay_apart import GoesOnApart
 from capture.runtime.undone_runs import bring_to_replay
 from capture.runtime.verdict import Verdict
+from capture.runtime.whole_replay import replay_whole
 from capture.state import body_run
 from capture.state.body_run import BodyRun
 from capture.state.call import Call

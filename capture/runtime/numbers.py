@@ -36,7 +36,6 @@ from capture.key.name_uses import updated_names
 from capture.key.packages import package_of
 from capture.native import MISS
 from capture.observe.returned_value import are_read_anew
-from capture.runtime.branches import replay_whole
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry, Family
@@ -46,6 +45,7 @@ from capture.runtime.noted_numbers import Formula, Noting, holds_noted
 from capture.runtime.noted_runs import noted_amounts, watched_with
 from capture.runtime.payoff import clock_of
 from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, Verified
+from capture.runtime.whole_replay import replay_whole
 from capture.state import body_run
 from capture.state.amounts import number_of_place
 from capture.state.call import Call

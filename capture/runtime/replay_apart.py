@@ -9,11 +9,11 @@ from attrs import frozen
 
 from capture.key.signature import Leaf
 from capture.native import MISS
-from capture.runtime.branches import replay_whole
 from capture.runtime.buckets import Trim, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.replay import Commit, tell
+from capture.runtime.whole_replay import replay_whole
 from capture.tree.node import Node
 from capture.tree.tree import Tree
 
