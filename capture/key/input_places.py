@@ -66,8 +66,10 @@ class InputPlace:
             return MISSING
 
     def write(self, value: Any) -> None:
-        """Put a value there."""
+        """Put a value there. Nobody would see it once the object is gone."""
         keeper = self.keeper()
+        if keeper is None:
+            return
         if type(keeper) is types.CellType:
             keeper.cell_contents = value
         elif type(keeper) is contextvars.ContextVar:
