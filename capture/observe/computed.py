@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from capture.observe.run import ObservedRun
 from capture.state.amounts import number_of_place
 from capture.state.effects import is_unread, uses_of_names
 from capture.state.snapshot import Change
+from capture.state.source import Source
 
 _NUMBERS = (int, float)
 Variable = int | tuple[str, int]
@@ -186,10 +187,23 @@ def with_unchanged(watched: ObservedRun, computed: Computed | None, changes: Seq
         return [*changes]
     told = {path for change in changes for path, _ in pytree.leaves(change.after, change.source.path)}
     there = {source.path: source for source, _ in watched.before.sources.values()}
-    more = [there[path] for path in computed.effects if path not in told and path in there]
+    made_again = watched.before.rebuilt
+    unchanged = [_to_set(there[path], made_again) for path in computed.effects if path not in told and path in there]
+    more = {source.path: source for source in unchanged}.values()
     order = {id(source): at for at, source in enumerate(there.values())}
     every = [*changes, *[Change(source, value, value) for source in more for value in (source.get(),)]]
     return sorted(every, key=lambda change: order.get(id(change.source), len(order)))
+
+
+def _to_set(source: Source, made_again: Collection[str]) -> Source:
+    """The place that a body sets for a value to be here: that of the whole, where it makes the whole again or is given
+    a tuple."""
+    chain = [*source.chain()]
+    whole = [at for at, one in enumerate(chain) if one.path in made_again]
+    at = max(whole, default=0)
+    while isinstance(chain[at].holder, tuple) and at + 1 < len(chain):
+        at += 1
+    return chain[at]
 
 
 def in_order(watched: ObservedRun, changes: Sequence[Change], more: Sequence[Change]) -> list[Change]:

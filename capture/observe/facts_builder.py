@@ -316,7 +316,8 @@ def effects_of(
     facts: list[Effect] = []
     reads, effects = KeptReads(watched), list[KeptEffect]()
     with_same = computed.with_unchanged(watched, found, reads.with_unchanged(watched.changed))
-    for change in [*with_same, *_made_again(watched)]:
+    told = {change.source.path for change in with_same}
+    for change in [*with_same, *[change for change in _made_again(watched) if change.source.path not in told]]:
         change = reads.without_amount(change)
         left = () if change.amount is not None else pytree.leaves(change.after, change.source.path)
         effects.append(KeptEffect(change, tuple(classify.leaf(p, v) for p, v in left)))

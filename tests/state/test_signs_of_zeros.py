@@ -103,6 +103,30 @@ def a_tuple() -> Place:
     return put, lambda: log
 
 
+def a_list_made_again() -> Place:
+    """Somebody has the former ones still."""
+    log: dict[str, Any] = {"last": [0.0, 1]}
+    former: list[Any] = []
+
+    def put(value: Any) -> None:
+        log["last"] = [value, 1]
+
+    def get() -> Any:
+        former.append(log["last"])
+        return former
+
+    return put, get
+
+
+def a_tuple_in_a_list() -> Place:
+    values: list[Any] = [((0.0, 1), 2)]
+
+    def put(value: Any) -> None:
+        values[0] = ((value, 1), 2)
+
+    return put, lambda: values
+
+
 def a_complex_number() -> Place:
     log: dict[str, Any] = {}
 
@@ -114,7 +138,7 @@ def a_complex_number() -> Place:
 
 PLACES = [
     a_global, a_cell, an_attribute, an_attribute_of_a_class, an_item, an_item_of_a_list, members_of_a_list, a_tuple,
-    a_complex_number,
+    a_list_made_again, a_tuple_in_a_list, a_complex_number,
 ]  # fmt: skip
 
 
