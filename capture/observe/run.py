@@ -205,9 +205,8 @@ def _run_watched(
         with contextlib.ExitStack() as around:
             quietly = watch.quietly
             around.enter_context(own_autocast_cache(quietly(watched.keep_casts)))
-            resized = quietly(watch.note_resized)
             note_sync, exported, form = quietly(watch.note_sync), quietly(watch.note_export), quietly(watch.note_form)
-            around.enter_context(host_reads(note_sync, watch.read_on_host, exported, resized))
+            around.enter_context(host_reads(note_sync, watch.read_on_host, exported, quietly(watch.note_resized)))
             around.enter_context(printing(watch.thread, run_island))
             around.enter_context(call.optimizers.steps_apart(run_island))
             watch.at_islands = _AtIslands(watched)
@@ -221,9 +220,10 @@ def _run_watched(
             watched.gradients_read = around.enter_context(reads)
             around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
             around.enter_context(watch)
+            around.enter_context(_formulas_of(call))  # before code is noted: its own would count as the body's
             noting = code_run(source_location.user_location, *call.unreached.watch()) if watch.notes_code else None
             watched.has_begun = True
-            with noting or contextlib.nullcontext(watched.ran) as watched.ran, _formulas_of(call):
+            with noting or contextlib.nullcontext(watched.ran) as watched.ran:
                 watched.result = call.run(values)
             watched.is_over = True
             surroundings.note_grad_mode()
@@ -453,6 +453,7 @@ def _give_arrays(watch: ObserveMode, call: Call, values: tuple[Any, ...]) -> Non
     watch.array_arguments = array_inputs.reaches(values)
 
 
+@unseen
 def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> list[tuple[torch.Tensor, int]]:
     seen, versions = set[int](), list[tuple[torch.Tensor, int]]()
     owned = [tensor for owners in before.tensors.values() for _, tensor in owners]
