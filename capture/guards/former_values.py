@@ -3,10 +3,14 @@
 A replay leaves an object there, too, so no identity can be compared. What code can have read of the former one is
 compared part by part instead: classes, numbers, texts, the order of members, and what tensors tell of themselves. The
 values of tensors are read by the replay.
+
+What the key opens in the arguments is compared by the key, in the objects of the call at hand: a guard would look into
+those of the recorded call.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +21,7 @@ from capture.guards.guard import Guard
 from capture.key.code_names import MISSING, same_value
 from capture.key.pytree import PLAIN_TYPES, children, is_container
 from capture.key.tensor_kind import attributes_of
+from capture.state.call import Call
 from capture.state.diff import content_before
 from capture.state.snapshot import Change, Snapshot
 from capture.state.source import Found, Source
@@ -34,6 +39,34 @@ def former_values(changes: Iterable[Change], rebuilt: Iterable[Found], set_only:
         is_gradient = source.name == "grad" and isinstance(source.holder, torch.Tensor)
         if not (is_named or is_gradient or value is MISSING or type(value) in PLAIN_TYPES):
             yield source, value
+
+
+def is_in_key(place: Source, before: Snapshot, call: Call) -> bool:
+    """Whether the key of a call has what a place holds: it is an argument, or a member of containers and objects that
+    are opened on the way from one."""
+    chain = list(place.chain())
+    top = chain[-1]
+    if not is_below_argument(place) or call.is_whole(top.path, top.holder):
+        return False
+    return all(_is_member(step, above, before) for step, above in itertools.pairwise(chain))
+
+
+def is_below_argument(place: Source) -> bool:
+    """Whether the way to a place begins at an argument, which is another object in every call."""
+    while place.parent is not None:
+        place = place.parent
+    return place.kind == "root" and place.path not in ("self", "function")
+
+
+def _is_member(place: Source, above: Source, before: Snapshot) -> bool:
+    """Whether a place is a member of what was above it. Members of some classes have other names in the key."""
+    known, container = before.sources.get(above.path, (None, None))
+    if place.kind == "root" or known is not above or not is_container(container):
+        return False
+    now, suffix = place.get(), place.path.removeprefix(above.path)
+    return any(
+        name == suffix or (member is now and type(now) not in PLAIN_TYPES) for name, member in children(container)
+    )
 
 
 def guard_on(place: Source, value: Any, before: Snapshot) -> Guard:

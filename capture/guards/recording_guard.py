@@ -21,7 +21,7 @@ import torch
 from attrs import define, field
 
 from capture.engines.base import Geometry
-from capture.guards.former_values import former_values, guard_on
+from capture.guards.former_values import former_values, guard_on, is_below_argument, is_in_key
 from capture.guards.gradient_reads import depends_on_gradients
 from capture.guards.guard import MOVED, OK, OVERLAPS, Guard, pieces_of
 from capture.guards.read import Places, Read
@@ -313,7 +313,7 @@ def make_recording_guard(
     if read is None or watched.changed or rebuilt or not read.still_holds(begins_with(ran, call), tensors):
         read = read_by(ran, call, watched.changed, rebuilt, tensors)
     guard.structure += read.guards
-    _add_former(guard, watched, read.set_only, replaced, seen)
+    _add_former(guard, watched, call, read.set_only, replaced, seen)
     if (path := path_read(read, watched.by_islands)) is not None:  # no replay: the next watched run says why
         guard.structure.append(Guard("value", Source("call", bool, None, path), True))
     guard.places, guard.opened = read.places, read.opened
@@ -324,10 +324,13 @@ def make_recording_guard(
 
 
 def _add_former(
-    guard: RecordingGuard, watched: ObservedRun, set_only: frozenset[str], replaced: set[str], seen: set[str]
+    guard: RecordingGuard, watched: ObservedRun, call: Call, set_only: frozenset[str], replaced: set[str],
+    seen: set[str],
 ) -> None:  # fmt: skip
     """Guards on what the body found in places in which it left other objects."""
     for source, value in former_values(watched.changed, watched.rebuilt(), set_only):
+        if is_in_key(source, watched.before, call):
+            continue
         place = _add_place(guard, watched.before, source, replaced, seen)
         guard.structure.append(guard_on(place, value, watched.before))
 
@@ -391,15 +394,9 @@ def _is_the_same(
         and not any(input_.also for input_ in implicit)
         and [(argument.position, argument.path) for argument in like.arguments]
         == [(at, path) for at, path, tensor in static_arguments if tensor.numel()]
-        and not any(_is_below_argument(source) for input_ in implicit for source, _ in input_.owners)
+        and not any(is_below_argument(source) for input_ in implicit for source, _ in input_.owners)
         and like.check(leaves) in (OK, OVERLAPS)
     )
-
-
-def _is_below_argument(source: Source) -> bool:
-    while source.parent is not None:
-        source = source.parent
-    return source.kind == "root" and source.path not in ("self", "function")
 
 
 def _keys_in(guard: Guard) -> Iterator[Any]:

@@ -124,7 +124,7 @@ class Call:
         """Everything in the arguments as they are now that is no container, with paths."""
         visit = Visit()
         for name, value in zip(self.binder.names, self.values if values is None else values, strict=True):
-            if self._is_whole(name, value):
+            if self.is_whole(name, value):
                 yield name, value
                 continue
             for path, leaf in pytree.leaves(value, "" if name == self.binder.keywords else name, visit):
@@ -133,14 +133,14 @@ class Call:
     def containers(self) -> Iterator[tuple[str, Any]]:
         """The containers in the arguments, with paths."""
         visit = Visit()
-        stack = [named for named in self.named_values().items() if not self._is_whole(*named)]
+        stack = [named for named in self.named_values().items() if not self.is_whole(*named)]
         while stack:
             path, value = stack.pop()
             if pytree.is_container(value) and visit.is_new(value):
                 yield path, value
                 stack += [(f"{path}{suffix}", member) for suffix, member in pytree.children(value)]
 
-    def _is_whole(self, name: str, value: Any) -> bool:
+    def is_whole(self, name: str, value: Any) -> bool:
         """Whether an object in ``static=`` is not opened, but read where it is."""
         kind = type(value)
         return name in self.annotation.static and pytree.is_object(kind) and not pytree.has_fields(kind)
@@ -160,7 +160,7 @@ class Call:
 
         visit, values = Visit(), self.values if values is None else values
         return tuple(
-            value if self._is_whole(name, value) else pytree.replace_leaves(value, replace, visit)
+            value if self.is_whole(name, value) else pytree.replace_leaves(value, replace, visit)
             for name, value in zip(self.binder.names, values, strict=True)
         )
 

@@ -211,3 +211,63 @@ def test_a_state_that_nobody_looks_into_is_replayed() -> None:
         assert state.held[0] == 1
         assert state.held[1].tolist() == (x * 2).tolist()
     assert recordings(f).replays >= 5
+
+
+def _of_a_tuple(first: Any, x: Tensor) -> Any:
+    former, first.held = first.held, (2, x * 2)
+    return x * former[0]
+
+
+def _of_a_record(first: Any, x: Tensor) -> Any:
+    former, first.held = first.held, Record(2, x * 2)
+    return x * former.number
+
+
+def _in_a_dict(first: Any, x: Tensor) -> Any:
+    former, first.held["more"] = first.held["more"], (2, x * 2)
+    return x * former[0]
+
+
+BELOW: dict[Callable[..., Any], Callable[[int, Tensor], Any]] = {
+    _of_a_tuple: lambda number, x: types.SimpleNamespace(held=(number, x), x=x),
+    _of_a_record: lambda number, x: types.SimpleNamespace(held=Record(number, x), x=x),
+    _in_a_dict: lambda number, x: types.SimpleNamespace(held={"more": (number, x), "x": x}),
+}
+
+
+@pytest.mark.parametrize("body", BELOW, ids=lambda body: body.__name__.strip("_"))
+@pytest.mark.parametrize("way", ["positional", "named", "static"])
+def test_former_values_in_arguments_that_are_others_in_each_call(body: Callable[..., Any], way: str) -> None:
+    def taking_names(x: Tensor, **rest: Any) -> Any:
+        return body(rest["first"], x)
+
+    f = capture(body, static=["first"]) if way == "static" else capture(taking_names if way == "named" else body)
+    for number in range(14):
+        factor = 7 if number in (9, 12) else 1
+        x = torch.full((2,), 1.0 + number, device=DEVICE)
+        mine, twin = BELOW[body](factor, x + 1), BELOW[body](factor, x + 1)
+        y = f(x=x, first=mine) if way == "named" else f(mine, x)
+        assert y.tolist() == body(twin, x).tolist() == (x * factor).tolist()
+        assert text_of(mine) == text_of(twin)
+    if way != "static":  # then a recording is bound to one object
+        assert recordings(f).replays >= 4
+
+
+def test_former_values_in_an_object_below_an_argument_that_is_not_opened() -> None:
+    """The module is the same in each call, and what it holds is no part of the key."""
+    module: Any = torch.nn.Module()
+
+    def body(batch: Any, x: Tensor) -> Any:
+        former, batch["module"].held = batch["module"].held, (1, x * 2)
+        return x * former[0]
+
+    f = capture(body)
+    module.held = (1, zeros())
+    for number in range(12):
+        if number in (6, 9):
+            module.held = (7 + number, zeros())
+        factor = module.held[0]
+        x = torch.full((2,), 1.0 + number, device=DEVICE)
+        assert f({"module": module}, x).tolist() == (x * factor).tolist()
+        assert text_of(module.held) == text_of((1, x * 2))
+    assert recordings(f).replays >= 4
