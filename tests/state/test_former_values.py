@@ -263,8 +263,8 @@ def test_former_values_in_an_object_below_an_argument_that_is_not_opened() -> No
 
     f = capture(body)
     module.held = (1, zeros())
-    for number in range(12):
-        if number in (6, 9):
+    for number in range(16):
+        if number in (10, 13):
             module.held = (7 + number, zeros())
         factor = module.held[0]
         x = torch.full((2,), 1.0 + number, device=DEVICE)
