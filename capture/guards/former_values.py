@@ -11,6 +11,7 @@ those of the recorded call.
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ from capture.state.source import Found, Source
 
 _NAMED = ("attribute", "global", "slot")
 _DEEPEST = 32
+_NUMBERED, _KEYED = (tuple, list), (dict, OrderedDict, defaultdict)
 
 
 def former_values(changes: Iterable[Change], rebuilt: Iterable[Found], set_only: Collection[str]) -> Iterator[Found]:
@@ -87,7 +89,8 @@ class _Whole:
 class _Parts:
     kind: type
     """Of a container or object: its class."""
-    names: tuple[str, ...]
+    names: tuple[Any, ...] | None
+    """Keys of a dict, names of attributes; None where members have numbers alone."""
     members: tuple[Any, ...]
 
 
@@ -114,14 +117,16 @@ class _Likeness:
         if not is_container(value) or id(value) in self._above or len(self._above) > _DEEPEST:
             return _Whole(value)
         self._above.append(id(value))
-        content = content_before(self.before, value) if type(value) in (list, dict) else None
-        if content is None:
-            pairs = children(value)
-            names, members = [name for name, _ in pairs], [member for _, member in pairs]
+        kind = type(value)
+        content = content_before(self.before, value) if kind in (list, dict) else None
+        if content is not None:
+            names, members = content
+        elif kind in _KEYED:
+            names, members = tuple(value), list(value.values())
         else:
-            keys, members = content
-            names = [f".{key}" for key in (keys if type(value) is dict else range(len(members)))]
-        made = _Parts(type(value), tuple(names), tuple(map(self.of, members)))
+            pairs = children(value)
+            names, members = tuple(name for name, _ in pairs), [member for _, member in pairs]
+        made = _Parts(kind, None if kind in _NUMBERED else names, tuple(map(self.of, members)))
         self._above.pop()
         return made
 
@@ -144,15 +149,21 @@ def _is_alike(value: Any, like: Any) -> bool:
     if kind is _OfTensor:
         if not isinstance(value, torch.Tensor) or _told(value, required=value.requires_grad) != like.told:
             return False
-        attributes = attributes_of(value)
-        return not attributes if like.attributes is None else _is_alike(attributes, like.attributes)
-    if type(value) is not like.kind or not is_container(value):
+        attributes = attributes_of(value) if value.__dict__ else None
+        return not attributes if like.attributes is None else _is_alike(attributes or {}, like.attributes)
+    if type(value) is not like.kind:
         return False
-    pairs = children(value)
-    return len(pairs) == len(like.names) and all(
-        name == wanted and _is_alike(member, part)
-        for (name, member), wanted, part in zip(pairs, like.names, like.members, strict=True)
-    )
+    members = value
+    if like.kind in _KEYED:
+        members = value.values()
+        if len(value) != len(like.names) or not all(map(same_value, value, like.names)):
+            return False
+    elif like.names is not None:
+        pairs = children(value) if is_container(value) else ()
+        if [name for name, _ in pairs] != list(like.names):
+            return False
+        members = [member for _, member in pairs]
+    return len(members) == len(like.members) and all(map(_is_alike, members, like.members))
 
 
 def _told(tensor: torch.Tensor, *, required: bool) -> tuple[Any, ...]:

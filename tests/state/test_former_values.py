@@ -55,6 +55,8 @@ KINDS: dict[str, tuple[Callable[[int, Any], Any], Callable[[Any], Any]]] = {
     "list": (lambda n, t: [n, t], lambda held: held[0]),
     "dict": (lambda n, t: {"n": n, "t": t}, lambda held: held["n"]),
     "names of a dict": (lambda n, t: {f"k{n}": t}, lambda held: int(next(iter(held))[1:])),
+    "class of a key": (lambda n, t: {1 if n == 1 else "1": t}, lambda held: 5 if "1" in held else 1),
+    "True as a key": (lambda n, t: {n == 1 or 1: t}, lambda held: 1 if next(iter(held)) is True else 5),
     "number of members": (lambda n, t: [t] * n, len),
     "numbers alone": (lambda n, _: (n, "text"), lambda held: held[0]),
     "namedtuple": (Pair, lambda held: held.number),
