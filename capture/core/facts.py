@@ -526,6 +526,9 @@ class Facts:
     """What a call of the function gives instead of a result: a generator, or a coroutine."""
     unseen: tuple[CodeLocation | None, ...] = ()
     """Lines near which kernels were launched that belong to no operator of torch."""
+    calls_foreign: bool = False
+    """Code in C may have run that keeps something where nobody sees it: the body is not run for a try, with other
+    values."""
     refused: str | None = None
     """Why the engine stopped a recording."""
     backend_missing: str | None = None

@@ -48,6 +48,7 @@ from capture.observe.returned_value import item_formula, returned_at
 from capture.observe.run import ObservedRun, collections_of_old
 from capture.observe.trace import External, Produced, RunTrace
 from capture.observe.unattributed_memory import UnattributedMemory
+from capture.state.c_calls import is_called_in_foreign_code
 from capture.state.call import is_opaque
 from capture.state.snapshot import Change, place_key
 from capture.state.source import Source
@@ -94,7 +95,6 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     left = [] if elsewhere else _escapes(watched, kept_storages)
     _find_state(watched, implicit)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})
-    accelerators = [device for device in trace.devices if not device.startswith(("cpu", "meta"))]
     facts = Facts(
         function=call.annotation.function,
         defined_at=call.annotation.defined_at,
@@ -107,7 +107,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         reads=tuple(trace.reads),
         islands=tuple(dict.fromkeys(trace.islands)),
         breaks=tuple(trace.breaks),
-        host_work=tuple(trace.work) + (_once_a_line(trace) if accelerators else ()),
+        host_work=tuple(trace.work) + _once_a_line(trace),
         unkeyed=tuple(trace.unkeyed),
         reads_form=_reads_form(watched, kept),
         runners=tuple(trace.runners),
@@ -122,12 +122,20 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         inlined=tuple(trace.inlined),
         unmatched_static=tuple(_unmatched(watched)),
         known_paths=tuple(path for path, _ in watched.arguments),
+        calls_foreign=_may_call_foreign(watched),
         num_ops=trace.num_ops,
         sequence=tuple(trace.sequence),
         scalars=tuple(trace.scalars),
     )
     unread = {input_.path for input_ in handed_on} | {path for path, leaf in arguments if trace.is_unread(leaf)}
     return DescribedRun(facts, implicit, outputs, effects, computed=found, unread=frozenset(unread))
+
+
+def _may_call_foreign(watched: ObservedRun) -> bool:
+    """See ``Facts.calls_foreign``. No profile function is told of some of it, so what the body can reach counts."""
+    return watched.ran.calls_foreign or any(
+        map(is_called_in_foreign_code, {type(value) for _, value in watched.before.sources.values()})
+    )
 
 
 def _note_unproven_arrays(watched: ObservedRun, outputs: Sequence[KeptLeaf], effects: Sequence[KeptEffect]) -> None:
@@ -475,7 +483,10 @@ def _placeholders(
 
 
 def _once_a_line(trace: RunTrace) -> tuple[HostWork, ...]:
+    """What was computed on the host beside work for a device."""
     found: dict[CodeLocation | None, HostWork] = {}
+    if all(device.startswith(("cpu", "meta")) for device in trace.devices):
+        return ()
     for op, where in trace.cpu_work.values():
         found.setdefault(where, HostWork(op=op, kind="compute", where=where))
     return tuple(found.values())

@@ -95,6 +95,8 @@ class Decisions:
     """For each tuple of answers, what Python computes of numbers and the body leaves (``formulas``)."""
     _standing: dict[tuple[Any, ...], tuple[Number, ...]] = field(factory=dict)
     """For each tuple of answers, the numbers of one call that gave them."""
+    calls_foreign: bool = False
+    """See ``Facts.calls_foreign``."""
 
     def own(self, values: Values) -> list[Number] | None:
         """The numbers of a call; None where they are of other types."""
@@ -346,6 +348,8 @@ def proves_branch(captured: Captured, entry: Entry, bound: Call, reads: tuple[st
         return False
     if reads in entry.proven_branches and decisions.is_known(reads):
         return True
+    if decisions.calls_foreign:
+        return False
     entry.proven_branches.add(reads)
     entry.branch_proofs += 1
     if entry.branch_proofs > 2 * MOST_BRANCHES:
@@ -492,6 +496,7 @@ def _first_seen(
     """A run with the numbers of the call and those that it reads by ``item()``. None where there are no numbers."""
     while own or wanted:
         seen = _seen(captured, call, decisions.positions, own, wanted)
+        decisions.calls_foreign = decisions.calls_foreign or seen.facts.calls_foreign
         if seen.reads is None:
             return seen
         fewer = frozenset(seen.reads.read)
@@ -548,6 +553,7 @@ def _seen(
     left += [leaf.value for leaf in described.outputs]
     if reads is None:
         left += [change.after for change in watched.changed if change.amount is None]
+    others = others or (reads is not None and facts.calls_foreign)
     others = others or (reads is not None and asks_for_classes(watched.ran))
     others = others or any(map(holds_noted, left)) or (reads is not None and reads.is_lost)
     return _Seen(facts, noting, not others, amounts, reads)

@@ -11,7 +11,7 @@ import sys
 import types
 from typing import Any
 
-from capture.key.packages import package_of
+from capture.key.packages import is_library, package_of
 
 _WRITING: dict[str, frozenset[str]] = {
     "builtins": frozenset({"print", "input", "breakpoint"}),
@@ -43,6 +43,34 @@ _ASKING = frozenset({"isatty", "fileno", "readable", "writable", "seekable", "te
 """Methods of other objects that change nothing."""
 
 
+def is_foreign(function: Any) -> bool:
+    """Whether a function in C belongs neither to Python nor to torch: what it keeps in memory of its own is not seen. A
+    replay may leave out what such a function does, but nobody may call it for a try, with other values."""
+    bound, module = function.__self__, function.__module__
+    if not isinstance(module, str):
+        module = _owner(bound if isinstance(bound, type) else type(bound), function.__name__).__module__
+    return _is_foreign_package(module)
+
+
+def is_called_in_foreign_code(kind: type) -> bool:
+    """Whether calls of such objects run code in C as ``is_foreign`` has it, which no profile function is told of:
+    functions of ``ctypes``, and those that Cython makes. Not asked of classes."""
+    if issubclass(kind, type):
+        return False
+    owner = _owner(kind, "__call__")
+    is_in_c = type(owner.__dict__.get("__call__")) is types.WrapperDescriptorType
+    return is_in_c and (owner.__module__ == "_ctypes" or _is_foreign_package(owner.__module__))
+
+
+def _is_foreign_package(module: str) -> bool:
+    package = package_of(module)
+    return package != "capture" and not is_library(package)
+
+
+def _owner(kind: type, name: str) -> type:
+    return next((base for base in kind.__mro__ if name in base.__dict__), kind)
+
+
 def leaves(function: Any) -> str | None:
     """The function's name, for messages, if it leaves something behind; else None."""
     bound, name = function.__self__, function.__name__
@@ -50,7 +78,7 @@ def leaves(function: Any) -> str | None:
         module = getattr(bound, "__name__", None) or function.__module__
         return f"{name}()" if name in _WRITING.get(module, ()) else None
     kind = bound if isinstance(bound, type) else type(bound)
-    owner = next((base for base in kind.__mro__ if name in base.__dict__), kind)
+    owner = _owner(kind, name)
     package = package_of(owner.__module__)
     if package not in sys.stdlib_module_names or package in _COMPARED or name in _ASKING:
         return None

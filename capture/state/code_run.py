@@ -60,12 +60,15 @@ class CodeRun:
     first."""
     below: set[types.CodeType] = field(factory=set)
     """Code of one run that ran only inside operators that are written in Python."""
+    calls_foreign: bool = False
+    """A function in C ran that may keep something where nobody sees it (``c_calls.is_foreign``)."""
     is_complete: bool = True
     """False where some code may have run unseen."""
 
     def update(self, other: CodeRun) -> None:
         """Add the code of another run."""
         self.is_complete = self.is_complete and other.is_complete
+        self.calls_foreign = self.calls_foreign or other.calls_foreign
         for code, scopes in other.codes.items():
             for scope in scopes:
                 self.add(code, scope)
@@ -94,7 +97,10 @@ class code_run:
         self, place: Callable[[], Any] = lambda: None, asked: Collection[types.CodeType] = (),
         on_frame: Callable[[types.FrameType], None] = lambda _: None,
     ) -> None:  # fmt: skip
+        self._run = run = CodeRun()
+
         def leaves(function: Any) -> tuple[str, Any] | None:
+            run.calls_foreign = run.calls_foreign or c_calls.is_foreign(function)
             what = c_calls.leaves(function)
             return None if what is None else (what, place())
 
@@ -103,7 +109,6 @@ class code_run:
         # the garbage collector may call these at any time
         collected = [getattr(callback, "__code__", None) for callback in gc.callbacks]
         apart = (warned.CODE, *[code for code in collected if type(code) is types.CodeType])
-        self._run = CodeRun()
         self._watch = native.CodeWatch(_sort, _kinds, apart, leaves, set(asked), on_frame)
 
     def __enter__(self) -> CodeRun:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from capture import config, recordings
+from capture import capture, config, recordings
 from tests.segments.bodies import Program, draw
 from tests.segments.test_bodies import CALLS, compared, fresh
+from tests.support.device import EXECUTES
+from tests.support.unseen import Notes
 
 __all__ = ["fresh"]
 Kept = Callable[[], Program]
@@ -119,3 +121,29 @@ def test_a_decision_on_a_read_has_a_recording_for_each_answer(make: Kept) -> Non
 @pytest.mark.parametrize("make", [compared_with_another, several_questions])
 def test_a_branch_that_leaves_more_in_python_state_is_as_in_eager_code(make: Kept) -> None:
     compared(make)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_body_that_calls_unknown_code_in_c_is_not_run_with_other_values(asks: bool) -> None:
+    """What such code keeps cannot be undone, whether all calls come to it or some."""
+    notes, state = Notes(), {"sum": 0.0}
+
+    @capture
+    def body(x: Tensor) -> Tensor:
+        total = x.mean()
+        loss = total.item()
+        state["sum"] = state["sum"] * 0.5 + loss
+        if asks and loss > 0.1:
+            notes.add(total.tolist())
+            return x * 3
+        if not asks:
+            notes.add(total.tolist())
+        return x * 2
+
+    values = [draw(number) for number in range(CALLS)]
+    for x in values:
+        body(x)
+    totals = [x.mean().item() for x in values]
+    expected = [str(total) for total in totals if total > 0.1 or not asks]
+    assert {*notes.all()} == {*expected}
+    assert notes.all() == expected or not EXECUTES  # a capture that came to nothing is followed by an eager run

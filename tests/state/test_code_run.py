@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import linecache
+import math
 import types
 from typing import Any
 
@@ -12,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from capture import capture, recordings
 from capture.observe import run
+from capture.state.c_calls import is_called_in_foreign_code, is_foreign
 from capture.state.code_run import code_run
 
 
@@ -94,3 +98,23 @@ def test_reading_source_text_for_a_stack_leaves_nothing_behind(monkeypatch: pyte
         linecache.cache.pop(__file__, None)
         assert torch.equal(captured(torch.full((2,), float(number))), torch.full((2,), 2.0 * number))
     assert recordings(captured).replays == 2, recordings(captured)
+
+
+def test_functions_in_c_are_those_of_python_and_torch_or_foreign() -> None:
+    extension = types.SimpleNamespace(__self__=None, __module__="package._core", __name__="log")
+    with code_run() as found:
+        users()
+        [2, 1].sort()
+        torch.ones(2).add(1)
+    assert not found.calls_foreign
+    known: list[Any] = [len, math.sin, [].append, dict.fromkeys, torch.add, torch.ones(2).add]
+    assert not any(map(is_foreign, known))
+    assert is_foreign(extension)
+    kinds = [
+        type(ctypes.memmove),
+        type(ctypes.CDLL(None).strlen),
+        type(users),
+        type(torch.ops.aten.add),
+        functools.partial,
+    ]
+    assert [*map(is_called_in_foreign_code, kinds)] == [True, True, False, False, False]
