@@ -309,3 +309,26 @@ def test_a_tuple_that_does_not_say_how_long_it_is() -> None:
     for seed in range(4):
         assert bits(mine(x_of(seed))) == bits(x_of(seed) * 2)
     assert recordings(mine).replays == 2
+
+
+class OwnDict(dict[Any, Any]):
+    """A dict of a user's class."""
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, OwnDict, lambda d: [d], lambda d: OwnDict(more=d)])
+@pytest.mark.parametrize(
+    ("one", "other"), [(1, True), (1, 1.0), (0.0, -0.0), ((1, 2), (True, 2)), (1, 1 + 0j)], ids=str
+)  # fmt: skip
+def test_keys_of_dicts_that_are_equal_and_no_twins(kind: Callable[[Any], Any], one: Any, other: Any) -> None:
+    def body(held: Any) -> Tensor:
+        while isinstance(held, list) or "more" in held:
+            held = held[0] if isinstance(held, list) else held["more"]
+        ((name, x),) = held.items()
+        result: Tensor = x * len(repr(name))
+        return result
+
+    mine = capture(body)
+    for number in range(10):
+        name = other if number in (6, 8) else one
+        assert bits(mine(kind({name: x_of(number)}))) == bits(body(kind({name: x_of(number)})))
+    assert recordings(mine).replays >= 3
