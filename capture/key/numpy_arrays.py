@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from capture.key.exact import members_of_set
+
 MOST_BYTES = 1 << 16
 """Bytes that are compared in every call (10 us). A larger array cannot be part of a key, and the call runs eagerly."""
 
-FROZEN: dict[type, Callable[[Any], Any]] = {set: frozenset, bytearray: bytes}
+FROZEN: dict[type, Callable[[Any], Any]] = {set: members_of_set, bytearray: bytes}
 """Other types without a hash, and what their content is compared as."""
 
 

@@ -20,6 +20,7 @@ import torch
 from attrs import evolve, frozen
 
 from capture.key import numpy_arrays, objects, pytree, tensor_meta
+from capture.key.exact import exact
 from capture.key.packages import is_library, package_of
 from capture.native import native
 from capture.torch_private import capabilities
@@ -249,20 +250,8 @@ def _sequence_key(value: Any, leaves: list[Leaf]) -> Any:
 
 def _mapping_key(value: dict[Any, Any], leaves: list[Leaf]) -> Any:
     return (type(value), *[
-        (name if type(name) is str else _name_key(name), key_of(value[name], leaves)) for name in value
+        (name if type(name) is str else exact(name), key_of(value[name], leaves)) for name in value
     ])  # fmt: skip
-
-
-def _name_key(name: Any) -> Any:
-    """The part for a key of a dict, by class: 1, True and 1.0 are equal."""
-    kind = type(name)
-    if kind is str:
-        return name
-    if kind in (float, complex):
-        return key_of(name, [])
-    if issubclass(kind, tuple):
-        return (kind, *map(_name_key, tuple.__iter__(name)))
-    return (kind, frozenset(map(_name_key, name)) if kind is frozenset else name)
 
 
 class Leaves(list[Leaf]):
@@ -290,7 +279,7 @@ def _object_key(value: Any, leaves: list[Leaf]) -> Any:
     if not objects.is_plain(kind):
         return (kind, *[(suffix, key_of(member, leaves)) for suffix, member in pytree.children(value)])
     return (kind, *_class_defaults(value), *[
-        ((name[0], _name_key(name[1])) if name[0] == "item" else name, key_of(member, leaves))
+        ((name[0], exact(name[1])) if name[0] == "item" else name, key_of(member, leaves))
         for name, member in objects.members(value)
     ])  # fmt: skip
 

@@ -147,13 +147,13 @@ def _form(parts: Sequence[Any]) -> Any:
     if any(isinstance(member, Token) for part in parts for member in part[1:2]):
         return "object"
     head = parts[0][0]
-    if head in (int, bool, float, complex, str, torch.Size) or not isinstance(head, type) or head in PLAIN_TYPES:
+    if head in (int, bool, float, complex, str, set, torch.Size) or not isinstance(head, type) or head in PLAIN_TYPES:
         return None
     if len(lengths) > 1:
         return [(", number of members", [len(part) - 1 for part in parts])]
     names = [_member(part) for part in parts]
     if len(set(names)) == 1 and names[0] is not None:
-        return [(f".{name}" if not str(name).startswith(".") else str(name), [part[at][1] for part in parts])
+        return [(f".{_name(name)}" if not str(name).startswith(".") else str(name), [part[at][1] for part in parts])
                 for at, name in enumerate(names[0], 1)]  # fmt: skip
     if issubclass(head, (tuple, list)):
         return [(f"[{at - 1}]", [part[at] for part in parts]) for at in range(1, len(parts[0]))]
@@ -190,6 +190,11 @@ def _member(part: tuple[Any, ...]) -> tuple[Any, ...] | None:
     pairs = part[1:]
     named = all(type(pair) is tuple and len(pair) == 2 and not isinstance(pair[0], type) for pair in pairs)
     return tuple(pair[0] for pair in pairs) if named else None
+
+
+def _name(name: Any) -> Any:
+    """A name as ``exact`` gives it, as the user would write it."""
+    return _text(name) if type(name) is tuple and isinstance(name[0], type) else name
 
 
 def _objects(parts: Sequence[Any]) -> str:

@@ -332,3 +332,19 @@ def test_keys_of_dicts_that_are_equal_and_no_twins(kind: Callable[[Any], Any], o
         name = other if number in (6, 8) else one
         assert bits(mine(kind({name: x_of(number)}))) == bits(body(kind({name: x_of(number)})))
     assert recordings(mine).replays >= 3
+
+
+@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: [s], lambda s: {"more": s}])
+@pytest.mark.parametrize(("one", "other"), [({1}, {True}), ({0.0}, {-0.0}), ({(1,)}, {(1.0,)}), ({0, 8}, {8, 0})])
+def test_sets_that_are_equal_and_no_twins(wrap: Callable[[Any], Any], one: Any, other: Any) -> None:
+    """The last two are met in another order."""
+
+    def body(held: Any, x: Tensor) -> Tensor:
+        found = held if isinstance(held, set) else held[0] if isinstance(held, list) else held["more"]
+        return x + sum([ord(letter) * at for at, letter in enumerate(repr(list(found)))])
+
+    mine = capture(body)
+    for number in range(10):
+        held = (other if number in (6, 8) else one).copy()
+        assert bits(mine(wrap(held), x_of(number))) == bits(body(wrap(held), x_of(number)))
+    assert recordings(mine).replays >= 3
