@@ -214,19 +214,21 @@ class _Walk(Commit):
         """What was read at a break, as ``Facts.reads`` has it: after the last value of which the body asks something
         with the answers. None where Python raises."""
         self.read[number] = meeting.value
-        computed = self.node.computed
+        computed, recorded, text = self.node.computed, self.node.reads[number], meeting.text
+        if text.startswith(RETURNED):  # only the end of that run told what comes of it
+            text = recorded if recorded.startswith(RETURNED) else read_text(meeting.value)
         if computed is None or not computed.asked or number != max(computed.taken):
-            return meeting.text
+            return text
         numbers, decisions = computed.numbers(self.values, self.read), self.captured.decisions
         try:
             answers = computed.answers(numbers)
         except (ArithmeticError, ValueError, TypeError):
             return None
         if computed.branch(answers) == computed.branch():
-            return meeting.text
+            return text
         known = None if decisions is None else decisions.branch_of(self.values, numbers)
-        text: str = (known or computed.branch(answers))[number]
-        return text
+        branch: tuple[str, ...] = known or computed.branch(answers)
+        return branch[number]
 
     def _run_island(self, call: IslandCall, node: Node, *, keeps: bool) -> Found | None:
         """Run an island. Gives what to look for at its break; None where no recording can hold what the island did.

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from capture import capture, config, recordings
+from capture.engines.base import Found, found
+from capture.observe.returned_value import ASKED, TAKEN
 from tests.segments.bodies import Program, draw
 from tests.segments.test_bodies import CALLS, compared, fresh
 from tests.support.device import EXECUTES
@@ -116,6 +118,17 @@ def test_a_decision_on_a_read_has_a_recording_for_each_answer(make: Kept) -> Non
     counters = recordings(compared(make))
     assert counters.replays >= CALLS // 2, str(counters)
     assert counters.recordings <= 8
+
+
+def test_an_engine_may_know_of_reads_what_was_known_at_their_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the end of the recording run tells the answers."""
+
+    def found_at_break(recorded: str, result: Any) -> Found:
+        return found(TAKEN if recorded.startswith(ASKED) else recorded, result)
+
+    monkeypatch.setattr("capture.engines.cpu.segments.found", found_at_break)
+    counters = recordings(compared(ways))
+    assert counters.replays >= CALLS // 2 or not EXECUTES, str(counters)
 
 
 @pytest.mark.parametrize("make", [compared_with_another, several_questions])
