@@ -4,6 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from typing_extensions import override
+
+_PLAIN = (int, bool, bytes, type(None))
+
+
+class _Hashed:
+    """An object as dicts compare their keys: those of other hashes, such as two tensors, are not asked."""
+
+    __slots__ = ("hash", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.hash = value, hash(value)
+
+    @override
+    def __hash__(self) -> int:
+        return self.hash
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Hashed) or self.hash != other.hash:
+            return False
+        return self.value is other.value or bool(self.value == other.value)
+
 
 def exact(value: Any) -> Any:
     """A part of a key for a hashable value, by class and bits."""
@@ -16,7 +39,9 @@ def exact(value: Any) -> Any:
         return (kind, value.real.hex(), value.imag.hex())
     if issubclass(kind, tuple):
         return (kind, *map(exact, tuple.__iter__(value)))
-    return (kind, frozenset(map(exact, value)) if kind is frozenset else value)
+    if kind is frozenset:
+        return (kind, frozenset(map(exact, value)))
+    return (kind, value if kind in _PLAIN else _Hashed(value))
 
 
 def members_of_set(value: set[Any]) -> tuple[Any, ...]:

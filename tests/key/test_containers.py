@@ -348,3 +348,14 @@ def test_sets_that_are_equal_and_no_twins(wrap: Callable[[Any], Any], one: Any, 
         held = (other if number in (6, 8) else one).copy()
         assert bits(mine(wrap(held), x_of(number))) == bits(body(wrap(held), x_of(number)))
     assert recordings(mine).replays >= 3
+
+
+@pytest.mark.filterwarnings("ignore:CG106")
+@pytest.mark.parametrize("kind", [set, dict.fromkeys])
+def test_tensors_as_members_of_sets_and_keys_of_dicts(kind: Callable[[Any], Any]) -> None:
+    """They are other objects, and are not compared by their values."""
+    tensors = [x_of(number) for number in range(2)]
+    mine = capture(lambda held, x: x * (2 if tensors[0] in held else 3))
+    for number in range(12):
+        held = kind([tensors[1 if number in (8, 10) else 0]])
+        assert bits(mine(held, x_of(number))) == bits(x_of(number) * (3 if number in (8, 10) else 2))
