@@ -282,12 +282,18 @@ def hold(captured: Captured, entry: Entry, bound: Call) -> bool:
     if begins_with_reads(captured, entry, bound):
         return False
     decisions: Decisions | None = captured.decisions
-    if decisions is None or entry.asks_no_more or (decisions.positions and not decisions.parts(bound.values)):
+    if decisions is None:
+        return True
+    # the first recording needs the answers of its own call, if the body asks something of what it reads
+    is_proven = entry.asks_no_more and (bool(entry.nodes) or not any(one.asked for one in decisions.candidates()))
+    if is_proven or (decisions.positions and not decisions.parts(bound.values)):
         return True
     if entry.facts is None or calls_out(entry.facts):
         decisions.forbid(bound.values)
         return not decisions.positions
     is_enough = _learned(captured, bound, decisions, read_by_number(entry.facts, decisions.candidates())).is_enough
+    if entry.asks_no_more:  # after other answers: those stay proven
+        return True
     entry.asks_no_more = is_enough is True
     if is_enough is None:
         captured.decisions, captured.decisions_left = None, 0
