@@ -112,11 +112,16 @@ def is_registered(kind: type) -> bool:
     return kind in objects.registered or capabilities.is_registered_container(kind)
 
 
+def _name_of_key(key: Any) -> str:
+    """A tensor would be asked for its values, which a capture cannot give."""
+    return f"tensor {id(key):x}" if isinstance(key, torch.Tensor) else f"{key}"
+
+
 def children(value: Any) -> list[Child]:
     """The direct members of a container, in a stable order; a field that is not set yet is left out."""
     kind = type(value)
     if kind in (dict, OrderedDict, defaultdict):
-        return [(f".{key}", value[key]) for key in value]
+        return [(f".{_name_of_key(key)}", value[key]) for key in value]
     if is_namedtuple(kind):
         return [(f".{name}", getattr(value, name)) for name in value._fields]
     if kind in (tuple, list):

@@ -116,7 +116,7 @@ def ways() -> Program:
 @pytest.mark.parametrize("make", [best, finite, ways, clipped])
 def test_a_decision_on_a_read_has_a_recording_for_each_answer(make: Kept) -> None:
     counters = recordings(compared(make))
-    assert counters.replays >= CALLS // 2, str(counters)
+    assert counters.replays >= CALLS // 2 or not EXECUTES, str(counters)
     assert counters.recordings <= 8
 
 
