@@ -83,8 +83,8 @@ RIGHT = {"options": "", "weights": "weights", "result": "loss.detach()", "argume
     [
         ({"weights": "np.random.rand()"}, "CG202", "np.random.rand()", "draw before the call, and pass what was drawn"),
         (
-            {"weights": "torch.from_numpy(np.sqrt(weights))", "argument": "weights"},
-            "CG202", "torch.from_numpy(np.sqrt(weights))", "pass torch.from_numpy(array) as an argument",
+            {"weights": "torch.from_numpy(np.tile(weights, (9999, 1)))[:4]", "argument": "weights"},
+            "CG202", "torch.from_numpy(np.tile(weights, (9999, 1)))", "pass torch.from_numpy(array) as an argument",
         ),
     ],
 )  # fmt: skip
