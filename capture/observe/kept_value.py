@@ -7,7 +7,6 @@ there then. If it is not found, or not in one place alone, the read is compared 
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from attrs import define, evolve, field, frozen
 
 from capture.key.name_uses import name_uses
 from capture.key.packages import is_library, package_of
-from capture.observe.computed import in_order
+from capture.observe.computed import in_order, same
 from capture.observe.described import KeptEffect, KeptLeaf
 from capture.observe.operator_schema import read_text
 from capture.observe.returned_value import Kept, as_returned, computed, times_named
@@ -138,7 +137,7 @@ class KeptReads:
                     if type(before) not in (int, float):
                         return None
                     value = before + value
-                leaves = [leaf for leaf in effect.leaves if leaf.kind == "python" and _same(leaf.value, value)]
+                leaves = [leaf for leaf in effect.leaves if leaf.kind == "python" and same(leaf.value, value)]
                 return leaves if len(leaves) == place.count else None
         return None
 
@@ -209,11 +208,4 @@ def _with_read(leaf: KeptLeaf, found: _Found | None) -> KeptLeaf:
 def is_value_of(trace: RunTrace, number: int, formula: str, value: Any) -> bool:
     """Whether the body returned this, which it computed of the value that it read."""
     read = as_returned(trace.reads[number], trace.kept[number][0])
-    return _same(computed(formula, read), value)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two numbers are of one type, and equal bit for bit."""
-    if type(one) is not type(other):
-        return False
-    return struct.pack("d", one) == struct.pack("d", other) if type(one) is float else bool(one == other)
+    return same(computed(formula, read), value)
