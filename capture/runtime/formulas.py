@@ -106,8 +106,8 @@ class NotedReads:
 
 
 def read_by_number(facts: Facts | None, candidates: Sequence[Computed]) -> frozenset[int]:
-    """The numbers of reads of which formulas may take the value: those that are compared, or taken so far. None where
-    runs with other values would leave something that nobody can undo."""
+    """The numbers of reads of which formulas may take the value: those that are compared, or taken so far. None of
+    them where runs with other values would leave something that nobody can undo."""
     if facts is None or facts.calls_foreign or len(facts.reads) != len(facts.breaks):
         return frozenset()
     known = {number for one in candidates if one.branch() == facts.reads for number in one.taken}
