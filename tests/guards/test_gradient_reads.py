@@ -107,6 +107,11 @@ def _same(results: Any, expected: Any) -> None:
             assert got == wanted
 
 
+def _goes_as_eager(forward: Callable[[Tensor], Any], layer: Layer) -> None:
+    x = torch.randn(2, 4, device=DEVICE)
+    _same(forward(x), layer.body(layer, x))
+
+
 @pytest.mark.filterwarnings("ignore:CG")
 @pytest.mark.parametrize("name", BODIES)
 def test_code_that_can_tell_is_seen(name: str) -> None:
@@ -118,8 +123,7 @@ def test_code_that_can_tell_is_seen(name: str) -> None:
                 layer.weight.requires_grad_(not layer.weight.requires_grad)
             if number == 9:
                 layer.bias.requires_grad = False
-            x = torch.randn(2, 4, device=DEVICE)
-            _same(forward(x), layer.body(layer, x))
+            _goes_as_eager(forward, layer)
             assert not torch.is_grad_enabled()
 
 
@@ -130,8 +134,7 @@ def test_nothing_depends_on_it_without_gradients() -> None:
         for number in range(8):
             if number > 2:
                 layer.requires_grad_(number % 2 == 0)
-            x = torch.randn(2, 4, device=DEVICE)
-            _same(forward(x), layer.body(layer, x))
+            _goes_as_eager(forward, layer)
     assert recordings(forward).recordings == 1
     assert recordings(forward).replays >= 5
 
@@ -146,8 +149,7 @@ def test_a_recording_with_gradients_beside_one_without(first: bool) -> None:
             layer.requires_grad_(number == 16)
         for enabled in (first, not first):
             with torch.set_grad_enabled(enabled):
-                x = torch.randn(2, 4, device=DEVICE)
-                _same(forward(x), layer.body(layer, x))
+                _goes_as_eager(forward, layer)
 
 
 def test_a_moved_weight_that_requires_none_is_patched() -> None:
@@ -157,5 +159,4 @@ def test_a_moved_weight_that_requires_none_is_patched() -> None:
         for number in range(10):
             if number > 3:
                 layer.weight = nn.Parameter(torch.randn(4, 4, device=DEVICE), requires_grad=number % 2 == 0)
-            x = torch.randn(2, 4, device=DEVICE)
-            _same(forward(x), layer.body(layer, x))
+            _goes_as_eager(forward, layer)
