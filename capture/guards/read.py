@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -118,6 +119,29 @@ class Places:
         return [path for one in self.all if id(one.keeper()) not in apart for path in one.tell_apart(named)]
 
 
+@frozen
+class WalkBegin:
+    """What a walk begins with. Two that are equal come to the same guards, as long as all that was read is unchanged.
+
+    Objects are told by their ``id``: code and scopes are kept, and of the others it is known whether they are there.
+    """
+
+    codes: frozenset[tuple[int, int]]
+    """Code that ran, and the scopes that it ran in."""
+    starts: tuple[tuple[int, str], ...]
+    others: tuple[Any, ...]
+    """What else decides what a walk does."""
+    run: int = field(eq=False)
+    is_of_one_run: bool = field(eq=False)
+    """Something is another object in each call, or nothing tells whether it is there."""
+    _kept: Any = field(eq=False, repr=False)
+    _references: tuple[weakref.ref[Any], ...] = field(eq=False, repr=False)
+
+    def is_there(self) -> bool:
+        """Whether all objects that it began with are alive."""
+        return all(reference() is not None for reference in self._references)
+
+
 @define(eq=False)
 class Read:
     """Guards on all that was read, and the places that keep it."""
@@ -132,21 +156,36 @@ class Read:
     """``id`` of all tensors that were met."""
     guarded_tensors: frozenset[int] = frozenset()
     """``id`` of the tensors among them that have guards of their own."""
+    own_places: frozenset[tuple[int, str]] = frozenset()
+    """Where tensors were that have guards of their own, as ``recording_guard.places_of`` gives them."""
     has_compiled: bool = False
     """Some of the code is compiled: what that looked at is not known."""
     set_only: frozenset[str] = frozenset()
     """Names that users' code sets and no code looks up."""
-    begun_with: tuple[Any, ...] = ()
-    """What the walk began with: see ``read_guards.begins_with``."""
+    begun_with: WalkBegin | None = None
+    looks_up_modules: bool = False
+    """Code looks up modules by names that are worked out: what it finds is another thing once more are imported."""
+    _check: Callable[[Sequence[Any]], int] | None = None
 
-    def still_holds(self, begins_with: tuple[Any, ...], tensors: Collection[int]) -> bool:
+    @property
+    def is_of_one_run(self) -> bool:
+        """Whether only a walk for the same run may come to the same guards."""
+        begin = self.begun_with
+        return begin is None or begin.is_of_one_run or self.has_compiled or self.looks_up_modules
+
+    def still_holds(self, begins_with: WalkBegin, tensors: Collection[int], places: frozenset[tuple[int, str]]) -> bool:
         """Whether another walk would come to the same guards: it begins with the same objects, and all that was read is
-        unchanged."""
-        if self.obstacle is not None or self.begun_with != begins_with:
+        unchanged. ``tensors``, ``places``: those with guards of their own, and where these are."""
+        begin = self.begun_with
+        if self.obstacle is not None or begin is None or begin != begins_with or not begin.is_there():
             return False
-        return (
-            self.tensors.intersection(tensors) == self.guarded_tensors and native.Guards(tuple(self.guards))(()) == OK
-        )
+        if begin.run != begins_with.run and (self.is_of_one_run or begins_with.is_of_one_run):
+            return False
+        if self.tensors.intersection(tensors) != self.guarded_tensors or self.own_places != places:
+            return False
+        if self._check is None:
+            self._check = native.Guards(tuple(self.guards))
+        return self._check(()) == OK
 
 
 class OtherTensors:

@@ -16,11 +16,12 @@ import torch
 from capture.guards.guard import Guard
 from capture.guards.names_used import names_of
 from capture.guards.opened_objects import opener_of
-from capture.guards.read import Counted, Key, Read, Replaced
-from capture.guards.read_walk import ReadWalk, dict_of, item_key
+from capture.guards.read import Counted, Key, Read, Replaced, WalkBegin
+from capture.guards.read_walk import ReadWalk, dict_of, item_key, weak_or_none
 from capture.key.code_names import MISSING
 from capture.key.objects import referent
 from capture.key.pytree import PLAIN_TYPES, is_object
+from capture.key.signature import NEVER_WEAKLY
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
 from capture.state.effects import uses_of_names
@@ -33,6 +34,7 @@ def read_by(
 ) -> Read:
     """Guards on what the code that ran in this call can have read. ``changed``, ``rebuilt``: places and containers that
     the body changed. ``tensors``: see ``ReadWalk``."""
+    add_unnoted(run, call)
     try:
         places, containers = changed_places(changed, rebuilt)
         for place in call.binder.places:  # these are arguments, in effect: another object, or number, in each call
@@ -54,12 +56,8 @@ def _read_by(
 ) -> Read:
     """Code of compiled parts does not run as it is written. Once a compiled part is found, all functions that are
     reached count as if they had run."""
-    ran, is_static, more, body = run, False, set[str](), call.function
+    ran, is_static, more = run, False, set[str]()
     groups = {id(group) for group in call.optimizers.groups_of_islands()}
-    if isinstance(body, types.FunctionType):  # of a graph module's piece it is a function of ours, which is not noted
-        run.add_function(body)
-    for function in call.unseen_functions():
-        run.add_function(function)
     while True:
         names, uses = names_of(ran, more), uses_of_names(ran)
         walk = ReadWalk(
@@ -79,9 +77,29 @@ def _read_by(
             ran.add_function(compiled)
 
 
-def begins_with(run: CodeRun, call: Call) -> tuple[Any, ...]:
-    """The state that a walk begins with. Code is only ever added to a run."""
-    return id(run), sum(map(len, run.codes.values())), len(run.codes), [id(one) for one, _ in starts_of(call)]
+def add_unnoted(run: CodeRun, call: Call) -> None:
+    """Add the functions of a call that are not noted when they run."""
+    if isinstance(call.function, types.FunctionType):  # of a graph module's piece it is a function of ours
+        run.add_function(call.function)
+    for function in call.unseen_functions():
+        run.add_function(function)
+
+
+def begins_with(run: CodeRun, call: Call) -> WalkBegin:
+    """What a walk begins with, once ``add_unnoted`` was called."""
+    starts = [(start, path) for start, path in starts_of(call) if type(start) not in PLAIN_TYPES]  # those are no places
+    references = [None if isinstance(start, NEVER_WEAKLY) else weak_or_none(start) for start, _ in starts]
+    groups = [id(group) for group in call.optimizers.groups_of_islands()]
+    generators = [leaf for leaf in call.leaves if isinstance(leaf, torch.Generator)]
+    return WalkBegin(
+        codes=frozenset([(id(code), id(scope)) for code, scopes in run.codes.items() for scope in scopes]),
+        starts=tuple([(id(start), path) for start, path in starts]),
+        others=(id(call.function), run.is_complete, *groups),
+        run=id(run),
+        is_of_one_run=bool(call.binder.places or groups or generators) or None in references,
+        kept=(call.function, *[(code, *scopes) for code, scopes in run.codes.items()]),
+        references=tuple([reference for reference in references if reference is not None]),
+    )
 
 
 def _never() -> bool:

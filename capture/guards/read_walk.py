@@ -160,6 +160,7 @@ class ReadWalk:
         mentioned = self.names.of_packages(())
         if not mentioned.isdisjoint(_BY_NAME_OF_MODULE):
             imported = imported | users_modules() | mentioned.intersection(sys.modules)
+            self.found.looks_up_modules = True
         if not imported:
             return
         self.guard_members(sys.modules, sorted(imported), "sys.modules.", never)
@@ -385,8 +386,8 @@ class ReadWalk:
     def note_object(self, value: Any, path: str, keeper: Any, name: Any, *, is_attribute: bool = False) -> None:
         """Note an object that might be an input, unless the body itself puts it there."""
         if may_be_input(value):
-            get = (_weak_or_none(keeper) if is_attribute else None) or (lambda: keeper)
-            held = _weak_or_none(value) or (lambda: value)
+            get = (weak_or_none(keeper) if is_attribute else None) or (lambda: keeper)
+            held = weak_or_none(value) or (lambda: value)
             self.found.places.objects.append((InputPlace(path, get, name, is_attribute), held))
 
     def expect(self, key: Key, value: Any, path: str) -> tuple[Any, type | None]:
@@ -448,7 +449,7 @@ class ReadWalk:
         if value is namespace:  # of a thread-local
             for name, value_there in zip(names, kept, strict=True):
                 self.note_object(value_there, f"{path}.{name}", namespace, name)
-        keeper = _weak_or_none(value)
+        keeper = weak_or_none(value)
         holder = keeper if is_captured and keeper is not None else namespace
         expected = (wanted, names, kept, kinds)
         self.add(Guard("names", itself(holder, path), expected), keeper if keeper is not None else lambda: namespace)
@@ -664,7 +665,8 @@ def dict_of(value: Any) -> dict[str, Any] | None:
     return own if type(own) is dict else None
 
 
-def _weak_or_none(value: Any) -> Callable[[], Any] | None:
+def weak_or_none(value: Any) -> weakref.ref[Any] | None:
+    """A weak reference, where the class of the object has those."""
     try:
         return weakref.ref(value)
     except TypeError:
@@ -672,7 +674,7 @@ def _weak_or_none(value: Any) -> Callable[[], Any] | None:
 
 
 def _weakly(value: Any) -> Any:
-    reference = _weak_or_none(value)
+    reference = weak_or_none(value)
     return value if reference is None else reference
 
 

@@ -14,7 +14,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence, Set, Sized
+from collections.abc import Callable, Collection, Iterator, Sequence, Set, Sized
 from typing import Any
 
 import torch
@@ -120,6 +120,8 @@ class RecordingGuard:
     """Something in the recording depends on whether the tensors of ``owners`` require gradients."""
     pieces: bytes = b""
     """Where the ``watched`` tensors lie, as in ``pieces_of``."""
+    read: Read | None = None
+    """What was found in the run before, if that was taken: runs with other keys find the same in most cases."""
     keys: frozenset[int] | None = None
     """``id`` of all keys and members of sets that ``structure`` is about, once somebody asked."""
 
@@ -225,7 +227,7 @@ class RecordingGuard:
             arguments=[StaticArgument(static.position, static.path, static.address) for static in self.arguments],
             kinds=self.kinds, copied=copied, watched=self.watched, written=self.written, places=self.places,
             opened=self.opened, ran=self.ran, asks_who=self.asks_who, starts=self.starts, pieces=self.pieces,
-            tensors=self.tensors, asks_gradient=self.asks_gradient,
+            tensors=self.tensors, asks_gradient=self.asks_gradient, read=self.read,
         )  # fmt: skip
         like: Any = self.check
         made.check = nothing_to_check if like is nothing_to_check else like.beside(made._apart(), made.tensors)
@@ -309,18 +311,28 @@ def make_recording_guard(
         StaticArgument(position, path, tensor.data_ptr())
         for position, path, tensor in static_arguments if tensor.numel()
     ]  # fmt: skip
-    tensors, rebuilt = own_tensors(described, leaves), watched.rebuilt()
-    if read is None or watched.changed or rebuilt or not read.still_holds(begins_with(ran, call), tensors):
-        read = read_by(ran, call, watched.changed, rebuilt, tensors)
+    read = _read_anew(read, described, watched, call, ran)
     guard.structure += read.guards
     _add_former(guard, watched, call, read.set_only, replaced, seen)
     if (path := path_read(read, watched.by_islands)) is not None:  # no replay: the next watched run says why
         guard.structure.append(Guard("value", Source("call", bool, None, path), True))
-    guard.places, guard.opened = read.places, read.opened
+    guard.places, guard.opened, guard.read = read.places, read.opened, read
     guard.is_its_own = guard.is_its_own or bool(watched.changed)
     guard.asks_gradient = guard.asks_gradient or read.has_compiled
     guard.settle(leaves)
     return guard
+
+
+def _read_anew(
+    read: Read | None, described: DescribedRun, watched: ObservedRun, call: Call, ran: CodeRun
+) -> Read:  # fmt: skip
+    """What a run read: that of the run before where nothing else was read since, and all is as it was."""
+    tensors, rebuilt = own_tensors(described, call.leaves), watched.rebuilt()
+    if read is not None and not (watched.changed or rebuilt):
+        places = places_of(tensors, watched.before, call.leaves)
+        if read.still_holds(begins_with(ran, call), tensors, places):
+            return read
+    return read_by(ran, call, watched.changed, rebuilt, tensors)
 
 
 def _add_former(
@@ -351,6 +363,17 @@ def own_tensors(described: DescribedRun, leaves: Sequence[Any]) -> set[int]:
     """``id`` of what has guards of its own: implicit inputs, and arguments."""
     implicit = [*described.implicit, *described.guarded]
     return {id(tensor) for one in implicit for _, tensor in (*one.owners, *one.also)} | {id(leaf) for leaf in leaves}
+
+
+def places_of(tensors: Collection[int], state: Snapshot, leaves: Sequence[Any]) -> frozenset[tuple[int, str]]:
+    """Where tensors are that have guards of their own: of these places, guards on what was read tell the class alone.
+    An argument is another tensor in each call."""
+    numbers = {id(leaf): -at for at, leaf in enumerate(leaves, 1)}
+    return frozenset([
+        (numbers.get(id(tensor), id(tensor)), source.path)
+        for owners in state.tensors.values() for source, tensor in owners
+        if id(tensor) in tensors and source.kind != "root"
+    ])  # fmt: skip
 
 
 def asking_who(ran: CodeRun) -> frozenset[types.CodeType]:

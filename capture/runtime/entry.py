@@ -15,8 +15,8 @@ from capture.core.facts import Facts, GradientObstacle, GradientUse, diff_facts
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Refusal
 from capture.guards.read import Places, Read
-from capture.guards.read_guards import path_read, read_by
-from capture.guards.recording_guard import asking_who, own_tensors
+from capture.guards.read_guards import add_unnoted, begins_with, path_read, read_by
+from capture.guards.recording_guard import asking_who, own_tensors, places_of
 from capture.key.signature import Key, names_the_dead
 from capture.native import seen
 from capture.observe.described import DescribedRun
@@ -285,17 +285,27 @@ class Entry:
         drifts, change = diff_facts(self.facts, facts, lines)
         return evolve(facts, drifts=drifts, sequence_change=change, runs=self.facts.runs + 1)
 
-    def note_reads(self, watched: ObservedRun, described: DescribedRun) -> tuple[tuple[str, str] | None, str | None]:
+    def note_reads(
+        self, watched: ObservedRun, described: DescribedRun, latest: Read | None = None
+    ) -> tuple[tuple[str, str] | None, str | None]:
         """Note the code that a watched run ran, and the Python state that it read. Gives what of this state cannot be
-        guarded, with its path, and the path of state that the run may have read and that an island changed."""
+        guarded, with its path, and the path of state that the run may have read and that an island changed. ``latest``:
+        what the last watched run of the function read, with another key; mostly this run read the same."""
         self.ran.update(watched.ran)
         if watched.watch.notes_code:
             # this run did not go other branches
             others = self.asks_who if described.facts.reads else frozenset()
             self.asks_who = asking_who(watched.ran) | others
         call, rebuilt = watched.call, watched.rebuilt()
-        found = read_by(self.ran, call, watched.changed, rebuilt, own_tensors(described, call.leaves))
-        self.places, self.read = found.places, None if watched.changed or rebuilt else found
+        is_plain, tensors = not (watched.changed or rebuilt), own_tensors(described, call.leaves)
+        places = places_of(tensors, watched.before, call.leaves)
+        add_unnoted(self.ran, call)
+        if is_plain and latest is not None and latest.still_holds(begins_with(self.ran, call), tensors, places):
+            found = latest
+        else:
+            found = read_by(self.ran, call, watched.changed, rebuilt, tensors)
+            found.own_places = places
+        self.places, self.read = found.places, found if is_plain else None
         return found.obstacle, path_read(found, watched.by_islands)
 
     @property
