@@ -16,32 +16,43 @@ from typing import Any
 import torch
 
 from capture.observe.host_values import HOST_ARGUMENTS
-from capture.torch_private.monkeypatch import replaced
+from capture.torch_private.monkeypatch import Listening, made_once, replaced
 from capture.torch_private.operators import function_holders
 
 _tolist: Any = torch.Tensor.tolist  # another takes its place while a body is watched
 _UNPACKS = "_pad_packed_sequence"
 
 
+_listening = Listening()
+"""To the function that is called for values."""
+
+
 @contextmanager
 def host_arguments(read: Callable[..., Any]) -> Iterator[None]:
     """Call ``read`` for the values that such a function reads, before it does, in this thread: see ``host_reads``."""
-    thread = threading.get_ident()
     with ExitStack() as stack:
-        for holder in function_holders():
-            originals = {name: getattr(holder, name) for name in HOST_ARGUMENTS if hasattr(holder, name)}
-            others = {name: _reading(name, original, read, thread) for name, original in originals.items()}
-            stack.enter_context(replaced(holder, others))
+        stack.enter_context(_listening.by(read))
+        for holder, names in _functions():
+            stack.enter_context(replaced(holder, _stand_ins(holder, names)))
         yield
 
 
-def _reading(name: str, original: Callable[..., Any], read: Callable[..., Any], thread: int) -> Any:
+@functools.cache
+def _functions() -> tuple[tuple[Any, tuple[str, ...]], ...]:
+    """Where they are, and their names there."""
+    return tuple([
+        (holder, tuple([name for name in HOST_ARGUMENTS if hasattr(holder, name)])) for holder in function_holders()
+    ])  # fmt: skip
+
+
+def _reading(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         values = args[1] if len(args) > 1 else kwargs.get(HOST_ARGUMENTS[name])
-        if threading.get_ident() != thread or not isinstance(values, torch.Tensor) or values.is_floating_point():
+        is_watched = threading.get_ident() == _listening.thread
+        if not is_watched or not isinstance(values, torch.Tensor) or values.is_floating_point():
             return original(*args, **kwargs)
-        read(name, values, _tolist, (), {})
+        _listening.to(name, values, _tolist, (), {})
         result = original(*args, **kwargs)
         if name == _UNPACKS:  # it writes the lengths without an operator, and they follow from what was read
             padded, lengths = result
@@ -49,3 +60,6 @@ def _reading(name: str, original: Callable[..., Any], read: Callable[..., Any], 
         return result
 
     return function
+
+
+_stand_ins = made_once(_reading)

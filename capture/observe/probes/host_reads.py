@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch.autograd import graph
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import get_default_nowrap_functions
@@ -20,7 +21,7 @@ from torch.overrides import get_default_nowrap_functions
 from capture.observe.probes.host_arguments import host_arguments
 from capture.torch_private import autocast, devices
 from capture.torch_private.checkpoints import is_asking, is_checkpoint
-from capture.torch_private.monkeypatch import is_asked_by_users, replaced
+from capture.torch_private.monkeypatch import Listening, is_asked_by_users, made_once, replaced
 from capture.torch_private.threads import others_may_run
 
 _NAMES = ("__dlpack__", "apply_", "map_", "map2_")
@@ -37,6 +38,23 @@ _EXPORTS = ("__dlpack__", "__cuda_array_interface__")
 get_default_nowrap_functions()  # torch keeps what it finds on its first look, and importing dynamo is one (2.11 raises)
 
 
+@frozen(eq=False)
+class _HostReads:
+    note_sync: Callable[[str], None]
+    read: Read
+    exported: Callable[[torch.Tensor], None]
+    resized: Callable[[torch.UntypedStorage, int], None]
+
+
+@frozen(eq=False)
+class _GraphUses:
+    note_use: Callable[[str], None]
+    checkpoint: Callable[[], None]
+
+
+_reads, _uses = Listening(), Listening()
+
+
 @contextmanager
 def host_reads(
     note_sync: Callable[[str], None],
@@ -47,91 +65,102 @@ def host_reads(
     """Call ``note_sync(name)`` before each host read in this thread, for the length of the block, and ``read`` in the
     place of those that may be compared; ``exported(tensor)`` before a device tensor is handed to another library, and
     ``resized(storage, nbytes)`` before a storage gets that many bytes."""
-    thread = threading.get_ident()
-    interface: Any = torch.Tensor.__cuda_array_interface__
-
-    def read_interface(tensor: torch.Tensor) -> Any:
-        if threading.get_ident() == thread:
-            exported(tensor)
-        return interface.fget(tensor)
-
-    stand_ins = {name: _wrapper(name, getattr(torch.Tensor, name), note_sync, exported, thread) for name in _NAMES}
-    stand_ins |= {name: _reader(name, getattr(torch.Tensor, name), read, thread) for name in _COMPARED}
-    stand_ins["__cuda_array_interface__"] = property(read_interface)
-    stand_ins["data_ptr"] = _address(torch.Tensor.data_ptr, note_sync, thread)
-    memory = {"data_ptr": _address(torch.UntypedStorage.data_ptr, note_sync, thread)}
+    tensor, storage = torch.Tensor, torch.UntypedStorage
+    stand_ins = _syncing(tensor, _NAMES) | _reading(tensor, _COMPARED) | _addresses(tensor, ("data_ptr",))
+    stand_ins |= _interfaces(tensor, ("__cuda_array_interface__",))
+    memory = _addresses(storage, ("data_ptr",)) | _resizing(storage, ("resize_",))
     with (
-        replaced(torch.Tensor, stand_ins),
-        replaced(torch.UntypedStorage, memory),
-        _storage_resizes(resized),
+        _reads.by(_HostReads(note_sync, read, exported, resized)),
+        replaced(tensor, stand_ins),
+        replaced(storage, memory),
         host_arguments(read),
     ):
         yield
 
 
-def _address(original: Any, note_sync: Callable[[str], None], thread: int) -> Any:
+def _interface(_: str, original: Any) -> Any:
+    def read_interface(tensor: torch.Tensor) -> Any:
+        if threading.get_ident() == _reads.thread:
+            _reads.to.exported(tensor)
+        return original.fget(tensor)
+
+    return property(read_interface)
+
+
+def _address(_: str, original: Any) -> Any:
     """Whoever has the address of host memory reads and writes there without a word. torch's own code compares it."""
 
     @functools.wraps(original)
     def read(holder: Any) -> Any:
-        if threading.get_ident() == thread and holder.device.type == "cpu" and is_asked_by_users():
-            note_sync("data_ptr")
+        if threading.get_ident() == _reads.thread and holder.device.type == "cpu" and is_asked_by_users():
+            _reads.to.note_sync("data_ptr")
         return original(holder)
 
     return read
 
 
-@contextmanager
-def _storage_resizes(resized: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
-    """Call ``resized`` where code in this thread gives a storage other memory, as ``fully_shard`` does to what it
-    gathers. No operator tells of it."""
-    thread, storage = threading.get_ident(), torch.UntypedStorage
-    original = storage.resize_
+def _resize(_: str, original: Any) -> Any:
+    """Tells where code gives a storage other memory, as ``fully_shard`` does to what it gathers. No operator does."""
 
     def resize(self: torch.UntypedStorage, nbytes: int) -> Any:
-        if threading.get_ident() == thread:
-            resized(self, nbytes)
+        if threading.get_ident() != _reads.thread:
+            return original(self, nbytes)
+        _reads.to.resized(self, nbytes)
         # memory of a pool on the CPU cannot be given up: the recording is refused, and the body goes on with it
         return original(self, nbytes) if self.device.type != "cpu" or self.resizable() else self
 
-    with replaced(storage, {"resize_": resize}):
-        yield
+    return resize
 
 
 @contextmanager
 def graph_uses(note_use: Callable[[str], None], checkpoint: Callable[[], None]) -> Iterator[None]:
     """Call ``note_use(name)`` where code in this thread hooks itself into the autograd graph; ``checkpoint()`` where
     that is a block that the backward pass runs again."""
-    thread = threading.get_ident()
-    grad_fn: Any = torch.Tensor.grad_fn
-
-    def read_grad_fn(tensor: torch.Tensor) -> Any:
-        if threading.get_ident() == thread and not is_asking():
-            note_use("grad_fn")
-        return grad_fn.__get__(tensor)
-
-    stand_ins = {name: _wrapper(name, getattr(torch.Tensor, name), note_use, lambda _: None, thread) for name in _HOOKS}
-    stand_ins["grad_fn"] = property(read_grad_fn)
-    enter = saved_tensors_hooks.__enter__
-
-    def use_hooks(hooks: saved_tensors_hooks) -> None:
-        if threading.get_ident() == thread:
-            checkpoint() if is_checkpoint(hooks) else note_use("hooks on saved tensors, as a checkpoint does")
-        enter(hooks)
-
-    refuse = graph.disable_saved_tensors_hooks
-
-    def refuse_hooks(error_message: str) -> Any:
-        if threading.get_ident() == thread:
-            note_use("torch.func, or what else allows no hooks on saved tensors")
-        return refuse(error_message)
-
     with (
-        replaced(torch.Tensor, stand_ins),
-        replaced(saved_tensors_hooks, {"__enter__": use_hooks}),
-        replaced(graph, {"disable_saved_tensors_hooks": refuse_hooks}),
+        _uses.by(_GraphUses(note_use, checkpoint)),
+        replaced(torch.Tensor, _hooking(torch.Tensor, _HOOKS) | _nodes(torch.Tensor, ("grad_fn",))),
+        replaced(saved_tensors_hooks, _entering(saved_tensors_hooks, ("__enter__",))),
+        replaced(graph, _refusing(graph, ("disable_saved_tensors_hooks",))),
     ):
         yield
+
+
+def _node(_: str, original: Any) -> Any:
+    def read_grad_fn(tensor: torch.Tensor) -> Any:
+        if threading.get_ident() == _uses.thread and not is_asking():
+            _uses.to.note_use("grad_fn")
+        return original.__get__(tensor)
+
+    return property(read_grad_fn)
+
+
+def _hook(name: str, original: Any) -> Any:
+    @functools.wraps(original)
+    def register(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == _uses.thread:
+            _uses.to.note_use(name)
+        return original(tensor, *args, **kwargs)
+
+    return register
+
+
+def _enter(_: str, original: Any) -> Any:
+    def use_hooks(hooks: saved_tensors_hooks) -> None:
+        if threading.get_ident() == _uses.thread:
+            to: _GraphUses = _uses.to
+            to.checkpoint() if is_checkpoint(hooks) else to.note_use("hooks on saved tensors, as a checkpoint does")
+        original(hooks)
+
+    return use_hooks
+
+
+def _refuse(_: str, original: Any) -> Any:
+    def refuse_hooks(error_message: str) -> Any:
+        if threading.get_ident() == _uses.thread:
+            _uses.to.note_use("torch.func, or what else allows no hooks on saved tensors")
+        return original(error_message)
+
+    return refuse_hooks
 
 
 @contextmanager
@@ -257,27 +286,30 @@ def _listed(tensor: torch.Tensor) -> Any:
     return [_listed(one) for one in tensor.unbind()] if tensor.dim() else tensor.item()
 
 
-def _wrapper(
-    name: str, original: Any, note_sync: Callable[[str], None], exported: Callable[[torch.Tensor], None], thread: int
-) -> Any:
+def _sync(name: str, original: Any) -> Any:
     @functools.wraps(original)
     def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread and name in _EXPORTS and tensor.device.type != "cpu":
-            exported(tensor)
-        elif threading.get_ident() == thread:
-            note_sync(name)
+        if threading.get_ident() == _reads.thread and name in _EXPORTS and tensor.device.type != "cpu":
+            _reads.to.exported(tensor)
+        elif threading.get_ident() == _reads.thread:
+            _reads.to.note_sync(name)
         return original(tensor, *args, **kwargs)
 
     return read
 
 
-def _reader(name: str, original: Any, read: Read, thread: int) -> Any:
+def _compared(name: str, original: Any) -> Any:
     @functools.wraps(original)
     def reading(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
+        if threading.get_ident() != _reads.thread:
             return original(tensor, *args, **kwargs)
         if name == "tolist" and tensor.device.type != "cpu" and _is_listed(tensor):
             return _listed(tensor.detach())
-        return read(name, tensor, original, args, kwargs)
+        return _reads.to.read(name, tensor, original, args, kwargs)
 
     return reading
+
+
+_syncing, _reading, _addresses = made_once(_sync), made_once(_compared), made_once(_address)
+_interfaces, _resizing = made_once(_interface), made_once(_resize)
+_hooking, _nodes, _entering, _refusing = map(made_once, (_hook, _node, _enter, _refuse))

@@ -6,15 +6,17 @@ classes are wrapped while a body is watched, in the watching thread only.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from attrs import frozen
 
 from capture.torch_private.getters import PROPERTIES_OF_TENSORS
-from capture.torch_private.monkeypatch import is_asked_by_users, replaced
+from capture.torch_private.monkeypatch import Listening, is_asked_by_users, made_once, replaced
 
 Holder = torch.Tensor | torch.UntypedStorage
 COUNTING = ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "set_")
@@ -43,6 +45,16 @@ _OF_GRAPHS = frozenset({
 _OF_STORAGES = ("nbytes", "size", "__len__", "is_shared", "is_pinned")
 
 
+@frozen(eq=False)
+class _Reads:
+    note_read: Callable[[str, Holder], None]
+    note_form: Callable[[], None]
+    theirs: Mapping[int, torch.Tensor]
+
+
+_listening = Listening()
+
+
 @contextmanager
 def unkeyed_reads(
     note_read: Callable[[str, Holder], None], note_form: Callable[[], None],
@@ -54,69 +66,74 @@ def unkeyed_reads(
     ``arguments``: the leaves that the body got. Of what the caller's code put on them the key has the names alone.
     ``theirs``: see `stand_ins`; they answer.
     """
-    thread = threading.get_ident()
-
-    def asked(name: str, holder: Any) -> Any:
-        if threading.get_ident() != thread or not is_asked_by_users():
-            return holder
-        if name in _OF_GRAPHS and not holder.requires_grad:
-            return holder  # as the key says
-        note_read(name, holder)
-        return theirs.get(id(holder), holder)
-
-    def asked_for_strides(name: str, holder: Any) -> Any:
-        if threading.get_ident() == thread and is_asked_by_users():
-            note_form()
-        return holder
-
-    def stood_for(_: str, holder: Any) -> Any:
-        """As the key says; what stands in for an argument is no inference tensor, as it is written."""
-        return theirs.get(id(holder), holder) if threading.get_ident() == thread else holder
-
-    tensors: dict[str, Any] = {name: _method(name, getattr(torch.Tensor, name), asked) for name in _METHODS}
-    tensors |= {name: _property(name, getattr(torch.Tensor, name), asked) for name in _PROPERTIES}
-    tensors |= {
-        name: _counting(name, original, asked) for name in COUNTING if (original := getattr(torch.Tensor, name, None))
-    }
-    tensors["stride"] = _method("stride", torch.Tensor.stride, asked_for_strides)
-    tensors["is_inference"] = _method("is_inference", torch.Tensor.is_inference, stood_for)
-    functions = {
-        name: _counting(name, original, asked) for name in COUNTING if (original := getattr(torch, name, None))
-    }
-    functions["is_inference"] = _method("is_inference", torch.is_inference, stood_for)
+    tensor, storage = torch.Tensor, torch.UntypedStorage
+    tensors = _methods(tensor, _METHODS) | _properties(tensor, _PROPERTIES) | _forms(tensor, ("stride",))
+    tensors |= _counts(tensor, _there(tensor)) | _stood(tensor, ("is_inference",))
+    functions = _counts(torch, _there(torch)) | _stood(torch, ("is_inference",))
     given = {id(leaf): leaf for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
     named = {number: leaf for number, leaf in given.items() if leaf.__dict__}
     if named:
-        tensors["__getattribute__"] = _attributes(named, asked)
-    storages = {name: _method(name, getattr(torch.UntypedStorage, name), asked) for name in _OF_STORAGES}
-    with replaced(torch.Tensor, tensors), replaced(torch.UntypedStorage, storages), replaced(torch, functions):
+        tensors["__getattribute__"] = _attributes(named, _asked)
+    with (
+        _listening.by(_Reads(note_read, note_form, theirs)),
+        replaced(tensor, tensors),
+        replaced(storage, _methods(storage, _OF_STORAGES)),
+        replaced(torch, functions),
+    ):
         yield
 
 
-def _method(name: str, original: Any, asked: Callable[[str, Any], Any]) -> Any:
+@functools.cache
+def _there(holder: Any) -> tuple[str, ...]:
+    """The functions that count, of those that are there."""
+    return tuple([name for name in COUNTING if hasattr(holder, name)])
+
+
+def _asked(name: str, holder: Any) -> Any:
+    if threading.get_ident() != _listening.thread or not is_asked_by_users():
+        return holder
+    if name in _OF_GRAPHS and not holder.requires_grad:
+        return holder  # as the key says
+    to: _Reads = _listening.to
+    to.note_read(name, holder)
+    return to.theirs.get(id(holder), holder)
+
+
+def _asked_for_strides(_: str, holder: Any) -> Any:
+    if threading.get_ident() == _listening.thread and is_asked_by_users():
+        _listening.to.note_form()
+    return holder
+
+
+def _stood_for(_: str, holder: Any) -> Any:
+    """As the key says; what stands in for an argument is no inference tensor, as it is written."""
+    return _listening.to.theirs.get(id(holder), holder) if threading.get_ident() == _listening.thread else holder
+
+
+def _method(asked: Callable[[str, Any], Any], name: str, original: Any) -> Any:
     def ask(holder: Any, *args: Any, **kwargs: Any) -> Any:
         return original(asked(name, holder), *args, **kwargs)
 
     return ask
 
 
-def _property(name: str, original: Any, asked: Callable[[str, Any], Any]) -> Any:
+def _property(name: str, original: Any) -> Any:
     def ask(holder: Any) -> Any:
-        return original.__get__(asked(name, holder))
+        return original.__get__(_asked(name, holder))
 
     return property(ask, getattr(original, "__set__", None), getattr(original, "__delete__", None))
 
 
-def _counting(name: str, original: Any, asked: Callable[[str, Any], Any]) -> Any:
+def _counting(name: str, original: Any) -> Any:
     """Of these only the place counts. A storage as a whole counts as a place, too."""
 
     def look(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if name == "set_" and (
             len(args) + len(kwargs) > 1 or any(isinstance(value, torch.UntypedStorage) for value in args)
         ):
-            asked(name, args[0] if args else kwargs["source"])
+            _asked(name, args[0] if args else kwargs["source"])
         elif name != "set_" and (kwargs.get("storage_offset") is not None or _numbers_in(args) > 2):
-            asked(name, tensor)
+            _asked(name, tensor)
         return original(tensor, *args, **kwargs)
 
     return look
@@ -125,6 +142,12 @@ def _counting(name: str, original: Any, asked: Callable[[str, Any], Any]) -> Any
 def _numbers_in(args: tuple[Any, ...]) -> int:
     """How many of size, stride and offset are given."""
     return sum(value is not None and not isinstance(value, torch.Tensor) for value in args)
+
+
+_methods, _forms, _stood = [
+    made_once(functools.partial(_method, asked)) for asked in (_asked, _asked_for_strides, _stood_for)
+]
+_properties, _counts = made_once(_property), made_once(_counting)
 
 
 def _attributes(named: Mapping[int, torch.Tensor], asked: Callable[[str, Any], Any]) -> Any:
