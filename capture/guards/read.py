@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import types
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -9,11 +11,12 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
-from capture.guards.guard import OK, Guard
+from capture.guards.guard import OK, Guard, Referent
 from capture.key.code_names import MISSING, NamedKey, part_of, same_value
 from capture.key.input_places import InputPlace
 from capture.key.pytree import PLAIN_TYPES
 from capture.native import native
+from capture.state.source import Source
 from capture.torch_private import capabilities
 
 Key = tuple[int, Any]
@@ -98,6 +101,27 @@ def _own_dict(keeper: Any) -> Any:
     return keeper if type(keeper) is dict else getattr(keeper, "__dict__", None)
 
 
+def _same_object(place: InputPlace, held: Callable[[], Any]) -> Guard | None:
+    """A guard that the place has its object; None where the object is gone, or something else keeps it than a dict or
+    the like."""
+    value, keeper = held(), place.keeper()
+    if value is None or keeper is None:
+        return None
+    if place.is_attribute and type(place.keeper) is weakref.ref:
+        source = Source("weak", place.keeper, place.name, place.path)
+    elif place.is_attribute or type(keeper) is dict:
+        own = keeper if type(keeper) is dict and not place.is_attribute else keeper.__dict__
+        source = Source("item", own, place.name, place.path)
+    elif type(keeper) is types.CellType or type(keeper) is contextvars.ContextVar:
+        source = Source("closure" if type(keeper) is types.CellType else "context", keeper, None, place.path)
+    elif type(keeper) is list:
+        source = Source("item", keeper, place.name, place.path)
+    else:
+        return None
+    is_weak = type(held) is weakref.ref
+    return Guard("object", source, Referent.of(value)) if is_weak else Guard("value", source, value)
+
+
 @define(eq=False)
 class Places:
     """Guards on names, and the objects that keep the names."""
@@ -107,6 +131,18 @@ class Places:
     """Places whose objects might be inputs of the call, with a function that gives the expected object while it is
     alive. A place that has another object in each call is made an input."""
     _guards: Callable[[Sequence[Any]], int] | None = None
+    _same_objects: Callable[[Sequence[Any]], int] | None = None
+    _has_all: bool = True
+    """Whether ``_same_objects`` can be made: one look at all objects."""
+
+    def others(self) -> Sequence[tuple[InputPlace, Callable[[], Any]]]:
+        """Those of ``objects`` that may have another object now: none where one look in C finds all in their places."""
+        if self._same_objects is None and self._has_all:
+            guards = [_same_object(place, held) for place, held in self.objects]
+            there = tuple([guard for guard in guards if guard is not None])
+            self._has_all = len(there) == len(guards)
+            self._same_objects = native.Guards(there) if self._has_all else None
+        return () if self._same_objects is not None and self._same_objects(()) == OK else self.objects
 
     def tell_apart(self, named: NamedKey, left_out: Callable[[], Collection[int]] = tuple) -> list[str]:
         """``Place.tell_apart`` for all places. Mostly no value has changed, which the C module finds out fast.

@@ -387,16 +387,17 @@ def _varying(
         ours, theirs = entry.key[1], other.key[1]
         if len(ours) != len(theirs):
             continue
-        in_state = _differing_places(captured, entry.key, other)
         differing = [at for at, (part, then) in enumerate(zip(ours, theirs, strict=True)) if part != then]
+        if not all(are_numbers(ours[at], theirs[at]) and type(values[at]) in _PLAIN for at in differing):
+            continue  # before anything is looked up: most keys differ in shapes
+        in_state = _differing_places(captured, entry.key, other)
         if in_state is None or not (differing or in_state):
             continue
-        if all(are_numbers(ours[at], theirs[at]) and type(values[at]) in _PLAIN for at in differing):
-            places, in_places = [place for place, _ in in_state], [number for _, number in in_state]
-            watched = (*with_numbers(values, differing, [number_of(theirs[at]) for at in differing]), *in_places)
-            differing += range(len(values), len(watched))
-            positions = tuple(sorted({*differing, *(kept.positions if kept is not None else ())}))
-            return positions, watched, places, other.facts
+        places, in_places = [place for place, _ in in_state], [number for _, number in in_state]
+        watched = (*with_numbers(values, differing, [number_of(theirs[at]) for at in differing]), *in_places)
+        differing += range(len(values), len(watched))
+        positions = tuple(sorted({*differing, *(kept.positions if kept is not None else ())}))
+        return positions, watched, places, other.facts
     return None
 
 
@@ -423,7 +424,7 @@ def _differing_places(captured: Captured, key: Any, entry: Entry) -> list[tuple[
     if differing and (others_may_run() or len(captured.binder.places) + len(differing) > _MOST_PLACES):
         return None
     reads_values = bool(_reads_wanted(entry, entry.facts, ()))  # most likely the body sets them by what it reads
-    if not reads_values and sets_anew(entry, [place for place, _ in differing]):
+    if differing and not reads_values and sets_anew(entry, [place for place, _ in differing]):
         return None
     return differing
 

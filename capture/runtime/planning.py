@@ -215,7 +215,7 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
         facts = evolve(
             facts, islands=tuple(evolve(island, obstacle=obstacle_of_islands, fix="order") for island in facts.islands)
         )
-    captured.replacements.latest = entry.places.objects
+    captured.replacements.latest = entry.places
     if obstacle is not None:
         name, path = obstacle
         facts = evolve(facts, unkeyed=(*facts.unkeyed, Unkeyed(name=name, kind="answer", paths=(path,), where=None)))

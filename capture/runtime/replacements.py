@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from attrs import define, field
 
+from capture.guards.read import Places
 from capture.key.input_places import InputPlace, is_input, may_be_input
 
 _OFTEN = 3  # objects
@@ -55,7 +56,7 @@ def _held(known: Any) -> Any:
 class Replacements:
     """The replacements of one captured function."""
 
-    latest: Sequence[tuple[InputPlace, Callable[[], Any]]] = ()
+    latest: Places = field(factory=Places)
     """Places, with the objects that the last watched run found there."""
     _places: dict[tuple[int, Any], _Place] = field(factory=dict)
 
@@ -75,7 +76,7 @@ class Replacements:
 
     def note_new_key(self, call: int) -> None:
         """A call is unlike all before: it may be for what is in those places."""
-        self.compare(self.latest, call)
+        self.compare(self.latest.others(), call)
         for one in self._places.values():
             one.add(one.place.read(), call)
 

@@ -92,7 +92,7 @@ def finds_inputs(captured: Captured, entry: Entry, places: Places) -> bool:
         return False
     counters, replacements = captured.log.counters, captured.replacements
     number = counters.body_runs + counters.replays
-    replacements.compare(places.objects, number)
+    replacements.compare(places.others(), number)
     if not entry.was_watched:
         replacements.note_new_key(number)
     groups = {id(group) for group in captured.optimizers.groups_of_islands()}
