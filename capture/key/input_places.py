@@ -55,12 +55,14 @@ class InputPlace:
         """The value that is there now."""
         keeper = self.keeper()
         try:
+            if self.is_attribute:
+                return keeper.__dict__[self.name]
+            if type(keeper) is dict:  # most are one of these two
+                return keeper[self.name]
             if type(keeper) is types.CellType:
                 return keeper.cell_contents
             if type(keeper) is contextvars.ContextVar:
                 return keeper.get(MISSING)
-            if self.is_attribute:
-                return keeper.__dict__[self.name]
             return keeper[self.name]
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
             return MISSING

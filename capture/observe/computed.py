@@ -208,8 +208,8 @@ def _to_set(source: Source, made_again: Collection[str]) -> Source:
 
 def in_order(watched: ObservedRun, changes: Sequence[Change], more: Sequence[Change]) -> list[Change]:
     """All changes in the order in which a run tells them: that is the same in each."""
-    order = {id(source): at for at, (source, _) in enumerate(watched.before.sources.values())}
     told = [*changes]
+    order = {id(source): at for at, (source, _) in enumerate(watched.before.sources.values())} if more else {}
     for change in more:
         own = order[id(change.source)]
         later = (at for at, other in enumerate(told) if order.get(id(other.source), len(order)) > own)

@@ -93,7 +93,8 @@ def find_implicit(before: Snapshot, wanted: Expectation) -> list[ImplicitInput] 
             return None
         storage = tensor.untyped_storage()
         owners = before.owners(storage)
-        if any(owner is not tensor for _, owner in owners):
+        is_alone = len(owners) == 1 and owners[0][1] is tensor  # as almost all are
+        if not is_alone and any(owner is not tensor for _, owner in owners):
             return None
         external = External(tensor, storage, None, wanted.written.get(path))
         implicit.append(ImplicitInput(path, tuple(owners), external))

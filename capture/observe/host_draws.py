@@ -35,8 +35,9 @@ def positions(before: Snapshot) -> list[Place]:
     """The present positions of all generators and iterators."""
     places: list[Place] = []
     seen: set[int] = set()
-    for source, value in list(before.sources.values()):
-        if id(value) in seen or not _is_one(value):
+    kinds = {kind for kind in {type(value) for _, value in list(before.sources.values())} if _is_one(kind)}
+    for source, value in list(before.sources.values()) if kinds else ():
+        if type(value) not in kinds or id(value) in seen:
             continue
         seen.add(id(value))
         places.append((source.path, str(source.name or source.path), value, position_of(value)))
@@ -98,11 +99,13 @@ def _draws(value: Any) -> bool:
     return isinstance(value, random.Random) or (numpy is not None and isinstance(value, numpy.RandomState))
 
 
-def _is_one(value: Any) -> bool:
-    kind = type(value)
+def _is_one(kind: type) -> bool:
+    """Whether the objects of a class are generators or iterators."""
     if kind in weakref.ProxyTypes:  # they answer for another object, which is found by itself
         return False
-    if issubclass(kind, (random.Random, types.CoroutineType, types.AsyncGeneratorType)) or _numpys(value) is not None:
+    numpy = numpy_random()
+    numpys = () if numpy is None else (numpy.BitGenerator, numpy.Generator, numpy.RandomState)
+    if issubclass(kind, (random.Random, types.CoroutineType, types.AsyncGeneratorType, *numpys)):
         return True
     if kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and not issubclass(kind, types.GeneratorType):
         return False  # a user's class: its objects have attributes

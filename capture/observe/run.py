@@ -458,8 +458,9 @@ def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> list[tuple[
     seen, versions = set[int](), list[tuple[torch.Tensor, int]]()
     owned = [tensor for owners in before.tensors.values() for _, tensor in owners]
     for tensor in [*[leaf for _, leaf in arguments if isinstance(leaf, torch.Tensor)], *owned]:
-        if id(tensor) not in seen and not tensor.is_inference():
-            seen.add(id(tensor))
+        number = id(tensor)
+        if number not in seen and not tensor.is_inference():
+            seen.add(number)
             versions.append((tensor, tensor._version))
     return versions
 

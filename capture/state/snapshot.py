@@ -35,6 +35,7 @@ from capture.torch_private.subclasses import is_wrapper
 _SOURCES_LIMIT = 200_000  # of one snapshot; a walk this long takes about 0.3 s
 _MEMBERS_LIMIT = 10_000  # of one container
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_NO_HOOKS: tuple[tuple[Any, ...], ...] = ((), (), (), ())
 _TENSORS = frozenset(TENSOR_TYPES)
 _HELD_BY_METHODS = (list, dict, set, deque)
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
@@ -79,6 +80,8 @@ class Snapshot:
     """Tensors that are there, and whether they require gradients."""
     inputs: Set[tuple[int, Any]] = frozenset()
     """Places whose values count as arguments."""
+    kinds: set[type] = field(factory=set)
+    """Classes of which all is noted that their objects have by name: see ``_by_name``."""
     rebuilt: set[str] = field(factory=set)
     """Paths at which the body put an equal container or value; filled by ``changes``."""
     dropped: set[str] = field(factory=set)
@@ -199,7 +202,7 @@ def snapshot(starts: list[Source], inputs: Set[tuple[int, Any]] = frozenset()) -
 
 
 def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[Found] | None) -> None:
-    sources, todo = state.sources, deque(starts)
+    sources, todo, shards = state.sources, deque(starts), dict[type, bool]()
     while todo and len(sources) < _SOURCES_LIMIT:
         entry = todo.popleft()
         source, value = entry
@@ -217,9 +220,13 @@ def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[F
         if kind in PLAIN_TYPES or value is MISSING:
             sources.setdefault(source.path, entry)
             continue
-        if aside is not None and _is_sharding(kind):
-            aside.append(entry)
-            continue
+        if aside is not None:
+            is_shard = shards.get(kind)
+            if is_shard is None:
+                is_shard = shards[kind] = _is_sharding(kind)
+            if is_shard:
+                aside.append(entry)
+                continue
         sources.setdefault(source.path, entry)  # a root may have the name that a variable has
         if state.inputs and source.kind != "root" and place_key(source) in state.inputs:
             continue
@@ -278,6 +285,8 @@ def _members(state: Snapshot, source: Source, value: Any) -> list[Found]:
 def _by_name(state: Snapshot, source: Source, value: Any) -> list[Found]:
     """What an object's class, a class itself, a function or a thread-local holds by name."""
     kind = type(value)
+    if kind in state.kinds:
+        return []
     if kind is types.FunctionType:
         return _of_function(state, source, value) if is_of_users(value.__module__) else []
     if issubclass(kind, threading.local):
@@ -289,6 +298,8 @@ def _by_name(state: Snapshot, source: Source, value: Any) -> list[Found]:
         default = default_of(value)
         return [(context, context.get()), *(_root(source, default) if default is not MISSING else ())]
     members: list[Found] = []
+    if not issubclass(kind, type):
+        state.kinds.add(kind)  # what follows is the same for all its objects, and is noted once
     for users_class in users_classes(value if issubclass(kind, type) else kind):
         prefix = f"{source.path}." if users_class is value else f"{users_class.__qualname__}."
         members += _namespace(state, "attribute", users_class, users_class.__dict__, prefix, None)
@@ -427,8 +438,10 @@ def _module_members(state: Snapshot, source: Source, module: torch.nn.Module) ->
     state.modules.append(module)
     members, tables = members_of_module(module, source)
     state.tables.append((source, tables))
-    members += _hook_sources(module, source)
-    state.hooks.append((source, module, keys_of_hooks(module)))
+    keys = keys_of_hooks(module)
+    if keys is not _NO_HOOKS:
+        members += _hook_sources(module, source)
+    state.hooks.append((source, module, keys))
     forward: Any = type(module).forward
     if forward not in state.forwards and _is_users(forward):
         named = _forward_sources(module, forward)
@@ -452,7 +465,10 @@ def _hook_sources(module: torch.nn.Module, source: Source) -> list[Found]:
 def keys_of_hooks(module: torch.nn.Module) -> tuple[tuple[Any, ...], ...]:
     """The numbers under which hooks are registered."""
     own = module.__dict__
-    return tuple([tuple(own[name]) for name in _HOOKS])
+    one, two, three, four = own[_HOOKS[0]], own[_HOOKS[1]], own[_HOOKS[2]], own[_HOOKS[3]]
+    if not (one or two or three or four):  # as in almost every module
+        return _NO_HOOKS
+    return tuple(one), tuple(two), tuple(three), tuple(four)
 
 
 def _is_users(forward: Any) -> bool:
