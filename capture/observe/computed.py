@@ -69,11 +69,13 @@ class Computed:
         return self.reads, self.taken, texts, [(question.text, answer) for question, answer in self.asked]
 
     def branch(self, answers: Sequence[Any] | None = None) -> tuple[str, ...]:
-        """The reads, as ``Facts.reads`` has them: the last one that is taken tells the answers, or ``answers``."""
+        """The reads, as ``Facts.reads`` has them: the last one that is taken tells the answers, or ``answers``. It
+        tells the questions, too, as after another answer the body may ask something else."""
         if not self.asked:
             return self.reads
-        at, own = max(self.taken), [answer for _, answer in self.asked]
-        return (*self.reads[:at], f"{ASKED}{own if answers is None else [*answers]}", *self.reads[at + 1 :])
+        at, own = max(self.taken), [answer for _, answer in self.asked] if answers is None else answers
+        told = "; ".join(f"{question.text}: {answer}" for (question, _), answer in zip(self.asked, own, strict=True))
+        return (*self.reads[:at], f"{ASKED}{told}", *self.reads[at + 1 :])
 
     def answers(self, numbers: Mapping[Variable, Any]) -> list[Any]:
         """The answers for these numbers. Raises what Python raises."""

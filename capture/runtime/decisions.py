@@ -241,23 +241,16 @@ def begins(captured: Captured, entry: Entry, bound: Call) -> bool:
     positions, watched, places, facts = varying
     call = captured.call(watched, bound.leaves)
     call.binder = with_places(call.binder, places)
-    wanted = _reads_wanted(entry, facts, () if kept is None else kept.candidates())
+    wanted = read_by_number(facts, () if kept is None else kept.candidates())
     return _begins_with(captured, call, positions, places, wanted)
-
-
-def _reads_wanted(entry: Entry, facts: Facts | None, candidates: Sequence[Computed]) -> frozenset[int]:
-    """Reads of which formulas may take the value. Where a recording run executes nothing, as on CUDA, there are none:
-    what a graph's break has read is compared there with the text of the recorded run, and of a list that is asked that
-    text told too little."""
-    executes = entry.backend is not None and entry.backend.executes_recording_runs
-    return read_by_number(facts, candidates) if executes else frozenset()
 
 
 def _begins_with(
     captured: Captured, call: Call, positions: tuple[int, ...], places: list[InputPlace], wanted: frozenset[int]
 ) -> bool:  # fmt: skip
     """Whether answers and formulas stand for these numbers and for what the host reads from now on. Where a formula
-    gives numbers in places that are no arguments yet, these become arguments, too. ``wanted``: see `_reads_wanted`."""
+    gives numbers in places that are no arguments yet, these become arguments, too. ``wanted``: reads of which formulas
+    may take the value."""
     for _ in range(_MOST_ROUNDS):
         decisions = Decisions(positions, tuple(type(call.values[at]) for at in positions))
         learned = _learned(captured, call, decisions, wanted)
@@ -298,7 +291,7 @@ def hold(captured: Captured, entry: Entry, bound: Call) -> bool:
     if entry.facts is None or calls_out(entry.facts):
         decisions.forbid(bound.values)
         return not decisions.positions
-    wanted = _reads_wanted(entry, entry.facts, decisions.candidates())
+    wanted = read_by_number(entry.facts, decisions.candidates())
     is_enough = _learned(captured, bound, decisions, wanted).is_enough
     if entry.asks_no_more:  # after other answers: those stay proven
         return True
@@ -349,7 +342,7 @@ def begins_with_reads(captured: Captured, entry: Entry, bound: Call) -> bool:
     entry.has_tried_formulas = True
     if captured.sizes is not None or captured.is_backward or not captured.decisions_left or entry.region is not None:
         return False
-    wanted = _reads_wanted(entry, entry.facts, ())
+    wanted = read_by_number(entry.facts, ())
     if entry.facts is None or calls_out(entry.facts) or not wanted:
         return False
     captured.decisions_left -= 1
@@ -423,7 +416,7 @@ def _differing_places(captured: Captured, key: Any, entry: Entry) -> list[tuple[
             differing += [(place, value) for place, value in new if tail_of(place.path) not in only_kept]
     if differing and (others_may_run() or len(captured.binder.places) + len(differing) > _MOST_PLACES):
         return None
-    reads_values = bool(_reads_wanted(entry, entry.facts, ()))  # most likely the body sets them by what it reads
+    reads_values = bool(read_by_number(entry.facts, ()))  # most likely the body sets them by what it reads
     if differing and not reads_values and sets_anew(entry, [place for place, _ in differing]):
         return None
     return differing
