@@ -5,6 +5,7 @@ Names in a library's code count for objects of that package's classes; names in 
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import importlib.util
@@ -21,6 +22,7 @@ from capture.key.code_names import globals_in, operations
 from capture.key.name_uses import ASKING, is_computed, name_uses
 from capture.key.packages import is_library, package_of
 from capture.state.code_run import CodeRun
+from capture.torch_private.dynamo import names_in_guards
 
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
@@ -179,6 +181,8 @@ class Names:
     codes: set[types.CodeType] = field(factory=set)
     places: set[tuple[str, int]] = field(factory=set)
     """File and line of each of ``codes``."""
+    compiled: set[types.CodeType] = field(factory=set)
+    """Code among these that ``torch.compile`` made, and whose guards told what it looks up."""
     asked: set[str] = field(factory=set)
     """Names that users' code asks for where they may be absent."""
     imported: set[str] = field(factory=set)
@@ -234,13 +238,18 @@ def _with_parents(name: str, level: int, package: Any) -> Iterator[str]:
 
 
 def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
-    """What the code of some runs mentions, and what objects such as ``operator.attrgetter`` look up for it."""
+    """What the code of some runs mentions, what objects such as ``operator.attrgetter`` look up for it, and what
+    compiled code has in its guards."""
     names = Names()
     names.by_package[""] = set(more)
     for code, scopes in run.codes.items():
         uses = uses_of(code)
         names.codes.add(code)
         names.places.add(place_of(code))
+        guarded = names_in_guards(code)
+        if guarded is not None:
+            names.compiled.add(code)
+            names.by_package[""] |= guarded
         for scope in scopes:
             package = package_of(scope.get("__name__"))
             owner = package if is_library(package) else ""
@@ -249,6 +258,8 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
             if owner in _STATE_IS_USERS:
                 names.by_package[owner].update(uses.set)
             names.scopes.setdefault(id(scope), (scope, set()))[1].update(uses.scope)
+            if guarded is not None:
+                names.scopes[id(scope)][1].update(guarded & (scope.keys() | vars(builtins).keys()))
             if not owner:
                 names.set_only |= uses.set
                 names.scopes[id(scope)][1].update(uses.stored)

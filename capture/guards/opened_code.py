@@ -31,15 +31,14 @@ _OF_ALL_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__cached
 _NAMES = frozenset({types.ModuleType, dict})
 _COMPILED = "_torchdynamo_orig_callable"
 """In the ``__dict__`` of a function that ``torch.compile`` made; without it, its globals and cells are not guarded."""
-_DISABLED = "_torchdynamo_disable"
 
 
 def open_function(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
     """Go into a function: its code and defaults, and its closure cells if it ran."""
     if HANDLE in value.__dict__:
         walk.enter(getattr(value.__dict__[HANDLE], "function", None), path)
-    if _COMPILED in value.__dict__ and _has_run_compiled(walk, value):
-        walk.enter_compiled(value.__dict__[_COMPILED], path)
+    if _COMPILED in value.__dict__:
+        _enter_compiled(walk, value, path)
     package = package_of(value.__module__)
     own_names = walk.names.by_package.get(package, set())
     if not is_library(package) or not own_names.isdisjoint(value.__dict__):
@@ -48,9 +47,8 @@ def open_function(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
         walk.note_definition(value)
         if "__annotations__" in walk.names.of_definitions:
             walk.enter_value(value.__annotations__, f"{value.__qualname__}.__annotations__")
-    if value.__code__ not in walk.names.codes:
-        if walk.is_static and not is_library(package):
-            walk.note_as_run(value)
+    is_inlined = bool(walk.names.compiled) and not is_library(package)  # or may be: the compiled code says no more
+    if value.__code__ not in walk.names.codes and not is_inlined:
         return
     walk.functions.append(value)
     for default in (*(value.__defaults__ or ()), value.__kwdefaults__ or {}):
@@ -74,14 +72,15 @@ def _attributes_of_function(walk: ReadWalk, value: types.FunctionType) -> None:
     walk.add(Guard("names", source, (wanted, names, kept, kinds)), weakref.ref(value))
 
 
-def _has_run_compiled(walk: ReadWalk, value: types.FunctionType) -> bool:
-    """Whether the compiled form of the function ran, or may have run inside of a compiled part. What
-    ``torch.compiler.disable`` returns looks the same, but runs as it is written."""
-    if value.__dict__.get(_DISABLED):
-        return False
+def _enter_compiled(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
+    """Go into the function that was given to ``torch.compile``. What ran in its place has to be the function itself, as
+    after ``torch.compiler.disable``, or code whose guards are known."""
+    walk.enter(value.__dict__[_COMPILED], path)
     codes = [getattr(one, "__code__", None) for one in and_wrapped(value.__dict__[_COMPILED])]
-    known = [place_of(code) for code in codes if type(code) is types.CodeType]
-    return walk.is_static or not known or not walk.names.places.isdisjoint(known)
+    written = {place_of(code): code for code in codes if type(code) is types.CodeType}
+    for code in walk.names.codes:
+        if place_of(code) in written and code != written[place_of(code)] and code not in walk.names.compiled:
+            walk.found.obstacle = ("compiled code whose guards torch does not show", path or value.__qualname__)
 
 
 def _cell(walk: ReadWalk, cell: types.CellType, path: str) -> None:

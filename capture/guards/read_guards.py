@@ -54,27 +54,19 @@ def read_by(
 def _read_by(
     run: CodeRun, call: Call, changed: tuple[dict[Key, Any], dict[int, Members | None]], tensors: Collection[int]
 ) -> Read:
-    """Code of compiled parts does not run as it is written. Once a compiled part is found, all functions that are
-    reached count as if they had run."""
-    ran, is_static, more = run, False, set[str]()
+    """A walk with all names; once more where objects that it met look up further names."""
+    more = set[str]()
     groups = {id(group) for group in call.optimizers.groups_of_islands()}
     while True:
-        names, uses = names_of(ran, more), uses_of_names(ran)
-        walk = ReadWalk(
-            names, *changed, tensors, opener_of, is_static=is_static, counted=uses.only_counted(), by_name=groups
-        )
+        names, uses = names_of(run, more), uses_of_names(run)
+        walk = ReadWalk(names, *changed, tensors, opener_of, counted=uses.only_counted(), by_name=groups)
         walk.begin(call.function, starts_of(call), [scope for scope, _ in names.scopes.values()])
-        if not walk.compiled and walk.more_names <= more:
-            walk.found.has_compiled = is_static
+        if walk.found.obstacle is not None or walk.more_names <= more:
+            walk.found.has_compiled = bool(names.compiled)
             walk.found.guarded_tensors = frozenset(walk.found.tensors.intersection(tensors))
             walk.found.set_only = frozenset(names.set_only)
             return walk.found
         more |= walk.more_names
-        if walk.compiled and not is_static:
-            ran, is_static = CodeRun(), True
-            ran.update(run)
-        for compiled in walk.compiled:
-            ran.add_function(compiled)
 
 
 def add_unnoted(run: CodeRun, call: Call) -> None:

@@ -31,7 +31,7 @@ from capture.key.packages import is_library, package_of, users_modules
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.snapshot import Members
 from capture.state.source import Source
-from capture.torch_private.dynamo import COMPILERS
+from capture.torch_private.dynamo import COMPILERS, MODULE_PREFIX
 from capture.torch_private.getters import asked_of_torch
 
 HEAP, IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made by a ``class`` statement, and immutable
@@ -88,10 +88,6 @@ class ReadWalk:
     """``id`` of tensors that have guards of their own."""
     opener: Callable[[type], Opener | None]
     """Gives the function that goes into objects of a class."""
-    is_static: bool = False
-    """Functions that are reached count as if they had run."""
-    compiled: list[types.FunctionType] = field(factory=list)
-    """Functions that are compiled, or that compiled ones may call, and whose code was not looked at yet."""
     counted: Collection[str] = ()
     """See ``Place``."""
     by_name: Collection[int] = ()
@@ -118,6 +114,8 @@ class ReadWalk:
     for, such as ``__name__``."""
     builtins: set[str] = field(factory=set)
     """Names of C functions that were found as values."""
+    _of_dynamo: set[int] = field(factory=set)
+    """``id`` of modules that compiled code reads by names that Dynamo gave them."""
     _getters: dict[int, Any] = field(factory=dict)
     """Functions in C that may tell of a setting, by ``id``."""
 
@@ -202,7 +200,23 @@ class ReadWalk:
         else:
             wanted = self.names.scopes[id(scope)][1]
         is_theirs = is_library(package_of(scope.get("__name__")))
-        self.guard_members(scope, sorted(wanted), prefix, opens_of_library if is_theirs else always)
+        self.guard_members(scope, sorted(wanted), prefix, opens_of_library if is_theirs else opens_none_of_dynamo)
+        for name in wanted & scope.keys() if self.names.compiled else ():
+            if not opens_none_of_dynamo(name, scope[name]):
+                self._named_by_dynamo(scope[name])
+
+    def _named_by_dynamo(self, module: types.ModuleType) -> None:
+        """A module that only compiled code reaches by this name: members that guards name. Names that other code works
+        out are not looked up there."""
+        package = package_of(module.__name__)
+        if id(module) in self._of_dynamo or package in CLOSED or is_library(package):
+            return
+        self._of_dynamo.add(id(module))
+        members = self.names.of_packages([package]) & vars(module).keys()
+        self.guard_members(vars(module), sorted(members), f"{module.__name__}.", opens_no_module)
+        for member in map(vars(module).get, members):
+            if isinstance(member, types.ModuleType):
+                self._named_by_dynamo(member)
 
     def guard_members(
         self, scope: dict[str, Any], wanted: Iterable[str], prefix: str, opens: Callable[[str, Any], bool]
@@ -411,7 +425,6 @@ class ReadWalk:
         if of_class.is_closed:
             if namespace is not None and of_class.is_module:  # such as the one that ``torch.compile`` returns
                 self._module(namespace, path)
-                self._compiled_module(namespace)
             for window in windows_in(namespace):
                 self.enter(window, path)
             return
@@ -422,8 +435,6 @@ class ReadWalk:
         if namespace is not None:
             if of_class.is_module:
                 self._module(namespace, path)
-                if self.is_static and type(kind.forward) is types.FunctionType:
-                    self.note_as_run(kind.forward)
             if namespace or of_class.is_users or id(value) in self._changed_in:
                 self.guard_names(value, namespace, of_class.wanted, path)
             else:  # a class of Python's own, such as ``OrderedDict``: attributes on it are rare
@@ -559,30 +570,6 @@ class ReadWalk:
             read = functools.partial(_holds_a, source, kind)
             self.found.guards.append(Guard("value", Source("call", read, None, source.path), True))
 
-    # ----------------------------------------------------------------------------------------- functions and the like
-
-    def enter_compiled(self, original: Any, path: str) -> None:
-        """Go into the function or module that was given to ``torch.compile``. It runs as other code, with values that
-        it found when it was compiled."""
-        self.enter(original, path)
-        for function in and_wrapped(original):
-            if type(function) is types.FunctionType:
-                self.note_as_run(function)
-
-    def _compiled_module(self, own: dict[str, Any]) -> None:
-        """The module in one that ``torch.compile`` made."""
-        original = own["_modules"].get("_orig_mod")
-        if original is not None:
-            self.enter_compiled(type(original).forward, "")
-
-    def note_as_run(self, function: types.FunctionType) -> None:
-        """Count a function as run. Functions of torch and Triton are left out: what they read in a compiled part
-        concerns the compiler, and all modules of both lie behind them."""
-        package = package_of(function.__module__)
-        is_apart = package in CLOSED or is_library(package) or package == "triton"
-        if not is_apart and function.__code__ not in self.names.codes:
-            self.compiled.append(function)
-
 
 def _holds_a(source: Source, kind: type) -> bool:
     return type(source.get()) is kind
@@ -620,6 +607,11 @@ def always(_: str, __: Any) -> bool:
 
 def never(_: str, __: Any) -> bool:
     return False
+
+
+def opens_none_of_dynamo(name: str, value: Any) -> bool:
+    """Whether to go into a member of users' globals as into any other: not into modules that Dynamo put there."""
+    return not (name.startswith(MODULE_PREFIX) and isinstance(value, types.ModuleType))
 
 
 def opens_no_module(_: str, value: Any) -> bool:

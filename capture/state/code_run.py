@@ -17,7 +17,7 @@ from capture.key.packages import is_library, package_of
 from capture.native import native
 from capture.state import c_calls
 from capture.torch_private import warned
-from capture.torch_private.dynamo import AROUND_COMPILED, COMPILE, RUN_COMPILED
+from capture.torch_private.dynamo import AROUND_COMPILED, COMPILE, GUARD_FUNCTION, RUN_COMPILED
 from capture.torch_private.operators import RULES_OF_MODES
 
 _NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE, _OPERATORS = range(6)  # as in ``native/code_watch.c``
@@ -118,8 +118,9 @@ class code_run:
     def __exit__(self, *_: object) -> None:
         run, watch = self._run, self._watch
         run.is_complete = bool(watch.end())
-        run.codes.update({code: [scope] for code, scope in watch.seen.items()})
+        run.codes.update({code: [scope] for code, scope in watch.seen.items() if code.co_qualname != GUARD_FUNCTION})
         for code, scope in watch.more:
-            run.add(code, scope)
+            if code in run.codes:
+                run.add(code, scope)
         run.below = set(watch.below)
         run.calls = list(watch.calls)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import re
 import sys
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +27,17 @@ every call: counters, the allocator that Inductor gives to Triton. What they cal
 compiled, and hooks. Where a torch has other names, more is guarded, and such a body is watched more often."""
 AROUND_COMPILED = "torch._dynamo.external_utils"
 """The module whose function stands around each that is compiled, up to torch 2.11 at least: it is what was compiled."""
+GUARD_FUNCTION = "___make_guard_fn.<locals>.guard"
+"""The function that Dynamo generates to check a guard in Python. Its globals belong to no module and hold all globals
+of the user's module, so as users' code it would seem to read every one of them. Under another name it is: more is
+guarded then, up to the bound on objects."""
+_NAME_IN_GUARD = re.compile(r"""[.'"]([A-Za-z_]\w*)""")
+"""An attribute, or a text that may be a key or the name of an attribute."""
+_known_names = dict[int, tuple["weakref.ref[types.CodeType]", frozenset[str]]]()
+"""Names in the guards of compiled code, by its ``id``, as code that is equal may have other guards. Kept, as Dynamo
+forgets guards once one of them can never hold again."""
+MODULE_PREFIX = "__import_"
+"""How the names begin that Dynamo gives, among a module's globals, to other modules that inlined code reads."""
 _hidden = False
 _WATCHING = ("key", "state", "observe", "engines")
 """Folders whose functions run while a body is watched."""
@@ -50,6 +65,38 @@ def around_compiling(begin: Callable[[Any], None], end: Callable[[Any], None]) -
             handler.remove_end_callback(end)
 
     return remove
+
+
+def names_in_guards(code: types.CodeType) -> frozenset[str] | None:
+    """What Dynamo looks up to tell whether compiled code may run: the names in the guards of ``code``, which Dynamo
+    made. Nothing else that was read while it was compiled can change what it does. None for code of other origin, and
+    where torch shows no guards."""
+    made, names = _known_names.get(id(code), (None, None))
+    if made is not None and made() is code:
+        return names
+    if not is_loaded() or not (shown := _guards_of(code)):
+        return None
+    lines = (line.partition("  # ")[0] for line in shown.splitlines() if "GLOBAL_STATE" not in line)
+    names = frozenset(name for line in lines for name in _NAME_IN_GUARD.findall(line))
+    _known_names[id(code)] = weakref.ref(code, functools.partial(_forget, id(code))), names
+    return names
+
+
+def _forget(number: int, made: Any) -> None:
+    if _known_names.get(number, (None,))[0] is made:  # another code object may have the number by now
+        del _known_names[number]
+
+
+def _guards_of(code: types.CodeType) -> str:
+    """The guards as torch shows them; empty for code of other origin, and where torch shows none."""
+    try:
+        original = sys.modules["torch._dynamo.utils"].orig_code_map.get(code)
+        if original is None:
+            return ""
+        entries = sys.modules["torch._dynamo.eval_frame"]._debug_get_cache_entry_list(original)
+        return "\n".join([str(entry.guard_manager) for entry in entries if entry.code is code])
+    except (AttributeError, KeyError, TypeError):
+        return ""
 
 
 def graphs_compiled() -> int:
