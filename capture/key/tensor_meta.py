@@ -6,6 +6,7 @@ import functools
 import hashlib
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from capture.core.facts import TensorInfo
 
 address_of = torch.Tensor.data_ptr
 _address_of_storage = torch.UntypedStorage.data_ptr
+_strides_of = torch.Tensor.stride
 nbytes_of = torch.UntypedStorage.nbytes
 """torch's own function, also while a body is watched, when a slower one takes its place."""
 
@@ -144,8 +146,10 @@ def leading_ones(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 def is_in_order(tensor: torch.Tensor) -> bool:
     """Whether it is a contiguous tensor no dimension of which has smaller strides than those after it."""
-    plain = tensor.layout is torch.strided and not tensor.is_nested and tensor.is_contiguous()
-    return plain and all(outer >= inner for outer, inner in itertools.pairwise(tensor.stride()))
+    if tensor.layout is not torch.strided or tensor.is_nested or not tensor.is_contiguous():
+        return False
+    strides = _strides_of(tensor)
+    return all(map(operator.ge, strides, strides[1:]))
 
 
 def plain_strides(shape: Sequence[int], stride: tuple[int, ...]) -> tuple[int, ...]:
