@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +27,7 @@ next call."""
 
 
 @contextmanager
-def replaced(holder: Any, others: Mapping[str, Any]) -> Iterator[None]:
+def replaced(holder: Any, others: dict[str, Any]) -> Iterator[None]:
     """In the block ``holder`` has ``others``, by name. An attribute that it inherited before is inherited again
     afterwards."""
     before, own, stand_ins = len(_put), holder.__dict__, native.stand_ins
@@ -35,7 +36,7 @@ def replaced(holder: Any, others: Mapping[str, Any]) -> Iterator[None]:
             before_it = own.get(name, _INHERITED)
             _put.append((holder, name, before_it, replacement))  # noted first, as this may be interrupted
             stand_ins[id(replacement)] = () if before_it is _INHERITED else (before_it,)
-            setattr(holder, name, replacement)
+        native.put_attributes(holder, others, _INHERITED)
         yield
     finally:
         put_back(before)
@@ -45,13 +46,16 @@ def replaced(holder: Any, others: Mapping[str, Any]) -> Iterator[None]:
 def put_back(count: int = 0) -> None:
     """Restore all attributes but the first ``count``. Calling it again changes nothing more."""
     while len(_put) > count:
-        holder, name, original, replacement = _put[-1]
-        if original is not _INHERITED:
-            setattr(holder, name, original)
-        elif name in holder.__dict__:
-            delattr(holder, name)
-        native.stand_ins.pop(id(replacement), None)
-        _put.pop()
+        holder, first = _put[-1][0], len(_put) - 1
+        while first > count and _put[first - 1][0] is holder:
+            first -= 1
+        several = _put[first:]
+        # of one that was replaced twice the first value is the former one
+        former = {name: original for _, name, original, _ in reversed(several)}
+        native.put_attributes(holder, former, _INHERITED)
+        for _, _, _, replacement in several:
+            native.stand_ins.pop(id(replacement), None)
+        del _put[first:]
 
 
 @define(eq=False)
@@ -82,12 +86,17 @@ def made_once(make: Callable[[str, Any], Any]) -> Callable[[Any, Iterable[str]],
         for name in names:
             original = getattr(holder, name)
             known = made.get((id(holder), name))
-            if known is None or known[0] is not original:
+            if known is None or not _is_same(known[0], original):
                 known = made[id(holder), name] = original, make(name, original)
             found[name] = known[1]
         return found
 
     return stand_ins
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether it is one attribute. Some modules of torch make another object of a function in C for each look."""
+    return one is other or (type(one) is type(other) is types.BuiltinFunctionType and bool(one == other))
 
 
 def num_replaced() -> int:
