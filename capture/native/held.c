@@ -1,7 +1,7 @@
 /* Held: whether the memory of an output is in use; and outputs that are further aliases of a tensor made once. */
 #include "torch_abi.h"
 
-#define NAMES(X) X(data) X(build_left) X(__dict__) X(grad) X(_backward_hooks)
+#define NAMES(X) X(data) X(build) X(build_left) X(__dict__) X(grad) X(_backward_hooks)
 NAMES(DECLARE)
 
 typedef struct {
@@ -425,7 +425,44 @@ static void give_back(PyObject *sources, PyObject *positions, PyObject *values, 
     PyErr_Restore(type, error, traceback);
 }
 
-PyObject *several_outputs(NodeView *view, PyObject *pool)
+/* ``Alias.build`` of the call's tensor, or of the static one with this name: a new reference. */
+static PyObject *alias_built(
+    PyObject *alias, PyObject *of, PyObject *statics, PyObject *const *tensors, Py_ssize_t count)
+{
+    PyObject *base;
+    if (PyLong_Check(of)) {
+        Py_ssize_t number = PyLong_AsSsize_t(of);
+        if (number < 0 || number >= count) {
+            PyErr_SetString(PyExc_IndexError, "no such argument");
+            return NULL;
+        }
+        base = Py_NewRef(tensors[number]);
+    } else
+        base = PyObject_GetItem(statics, of);
+    if (base == NULL || alias == Py_None) /* the very tensor */
+        return base;
+    PyObject *built = PyObject_CallMethodOneArg(alias, s_build, base);
+    Py_DECREF(base);
+    return built;
+}
+
+/* Puts results that are tensors of the call, or lie on the memory of one, into values: 0, -1. ``aliases``: of each its
+   position, what it is an alias of, and an ``Alias``, or None for the same tensor. */
+static int put_aliases(
+    PyObject *aliases, PyObject *values, PyObject *statics, PyObject *const *tensors, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(aliases); i++) {
+        PyObject *one = PyTuple_GET_ITEM(aliases, i);
+        PyObject *made =
+            alias_built(PyTuple_GET_ITEM(one, 2), PyTuple_GET_ITEM(one, 1), statics, tensors, count);
+        if (made == NULL || PyList_SetItem(values, PyLong_AsSsize_t(PyTuple_GET_ITEM(one, 0)), made) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+PyObject *several_outputs(
+    NodeView *view, PyObject *pool, PyObject *statics, PyObject *const *tensors, Py_ssize_t num_tensors)
 {
     PyObject *plan = view->several, *result = NULL, *left = NULL, *done = NULL;
     Py_ssize_t count = PyLong_AsSsize_t(PyTuple_GET_ITEM(plan, 6));
@@ -442,7 +479,8 @@ PyObject *several_outputs(NodeView *view, PyObject *pool)
         if (done == NULL)
             Py_CLEAR(left);
     }
-    if (left != NULL && put_pairs(PyTuple_GET_ITEM(plan, 3), values, 0) == 0 &&
+    if (left != NULL && put_aliases(PyTuple_GET_ITEM(plan, 7), values, statics, tensors, num_tensors) == 0 &&
+        put_pairs(PyTuple_GET_ITEM(plan, 3), values, 0) == 0 &&
         put_pairs(PyTuple_GET_ITEM(plan, 4), values, 1) == 0)
         result = PyObject_CallOneArg(PyTuple_GET_ITEM(plan, 5), values);
     if (result == NULL && values != NULL)

@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 38 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 39 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* The modes are as they were when this was made: 1, 0, or -1 with an exception set. */
@@ -152,8 +152,9 @@ int add_views(PyObject *module);
 int is_used(PyObject *watch);
 /* ``OutputPlan.build_single`` where the source has what it needs, else NULL without an exception. */
 PyObject *single_output(NodeView *view);
-/* ``OutputPlan.build`` where there are fresh tensors, constants and repeats alone. */
-PyObject *several_outputs(NodeView *view, PyObject *pool);
+/* ``OutputPlan.build`` where there are fresh tensors, aliases, constants and repeats alone. ``statics``: a dict. */
+PyObject *several_outputs(
+    NodeView *view, PyObject *pool, PyObject *statics, PyObject *const *tensors, Py_ssize_t num_tensors);
 int add_held(PyObject *module);
 int add_gradients(PyObject *module);
 

@@ -333,15 +333,19 @@ static int state_holds(
 }
 
 /* What the replay left, as the call's result. May be asked for again where it raises. */
-static PyObject *outputs_of(NodeView *view, PyObject *tree)
+static PyObject *outputs_of(
+    NodeView *view, PyObject *node, PyObject *tree, PyObject *const *tensors, Py_ssize_t count)
 {
     if (view->source != Py_None) {
         PyObject *result = single_output(view);
         return result != NULL || PyErr_Occurred() ? result : PyObject_CallMethodNoArgs(view->outputs, s_build_single);
     }
-    PyObject *pool = Py_XNewRef(SLOT(tree, Tree, pool));
-    PyObject *result = pool == NULL ? NULL : several_outputs(view, pool);
+    const NodeParts *parts = parts_of(node);
+    PyObject *statics = parts == NULL ? NULL : Py_XNewRef(parts->statics == NULL ? unset() : parts->statics);
+    PyObject *pool = statics == NULL ? NULL : Py_XNewRef(SLOT(tree, Tree, pool));
+    PyObject *result = pool == NULL ? NULL : several_outputs(view, pool, statics, tensors, count);
     Py_XDECREF(pool);
+    Py_XDECREF(statics);
     return result;
 }
 
@@ -363,7 +367,7 @@ static PyObject *committed_replay(
     }
     if (commit_ran(&commit, ended)) {
         do
-            result = outputs_of(view, tree);
+            result = outputs_of(view, node, tree, tensors, self->tensors);
         while (result == NULL && commit_puts_off(&commit));
         if (result != NULL && (stand_on(tree, at, node, self->marks, self->function) < 0 ||
                                count_up(self->counters, slots.Counters.replays) < 0))

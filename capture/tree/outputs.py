@@ -180,8 +180,8 @@ class OutputPlan:
         return result
 
     def several(self) -> tuple[Any, ...] | None:
-        """For the C module: how results are built that have only fresh tensors, constants and repeats."""
-        others = self.inference or self.aliases or self.kinds or self.empties or self.effects or self.reads
+        """For the C module: how results are built that have only fresh tensors, aliases, constants and repeats."""
+        others = self.inference or self.kinds or self.empties or self.effects or self.reads
         if others or self.fills is None:
             return None
         return (
@@ -192,6 +192,7 @@ class OutputPlan:
             self.repeats,
             self.fills,
             self.count,
+            tuple([(at, alias.source, None if alias.same else alias) for at, alias in self.aliases]),
         )
 
     def is_sole_holder(self, number: int, tensor: torch.Tensor) -> bool:
