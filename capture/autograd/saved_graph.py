@@ -320,6 +320,8 @@ class SavedGraph:
     """Path of parameters and held tensors, by ``id``, where the recording follows them."""
     now_parameters: Sequence[torch.Tensor] = ()
     """The tensors that are at the places of ``parameters`` now."""
+    _now_uses: list[torch.Tensor] | None = None
+    """``now_parameters``, use by use, once a call asked for them."""
     now_held: Sequence[torch.Tensor] = ()
     """The tensors that are at the places of ``held`` now."""
     now_shown: list[torch.Tensor] | None = None
@@ -348,7 +350,18 @@ class SavedGraph:
         paths = self.paths
         self.now_parameters = [statics.get(paths.get(id(parameter), ""), parameter) for parameter in self.parameters]
         self.now_held = [statics.get(paths.get(id(one), ""), one) for one in self.held]
-        self.now_shown = self.deposits = None
+        self.now_shown = self.deposits = self._now_uses = None
+
+    @functools.cached_property
+    def has_casts(self) -> bool:
+        """Whether some of ``casts`` are shared. Asked for once the body has run."""
+        return any(self.casts)
+
+    def now_uses(self) -> Sequence[torch.Tensor]:
+        """The tensors of ``now_parameters``, use by use."""
+        if self._now_uses is None:
+            self._now_uses = [self.now_parameters[number] for number in self.used_parameters]
+        return self._now_uses
 
     def needed(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """The tensors of a call that its backward pass needs besides ``saved``."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import define, evolve
+from attrs import define, evolve, frozen
 from typing_extensions import override
 
 from capture.autograd import accumulate_grad, higher_order, leaf_swap
@@ -189,6 +189,8 @@ class Region:
         """The forms of all programs."""
         self._backwards: dict[Any, _Backward] = {}
         """Backward passes, by form of the program and whether they accumulate."""
+        self._found: _Found | None = None
+        """What the last backward pass of a recording ran by."""
         self._retired = False
 
     def run(self, call: Call, values: tuple[Any, ...]) -> ForwardOutputs:
@@ -237,7 +239,7 @@ class Region:
 
     def is_measured(self) -> bool:
         """Whether it is not known yet whether replays pay, and the host's clock tells."""
-        return self.payoff.is_open and current_config().drop_slow and not self._backend.has_own_memory
+        return not self._backend.has_own_memory and self.payoff.is_open and current_config().drop_slow
 
     def time_backward(self, result: Any, leaves: Sequence[Leaf], *, is_replay: bool) -> None:
         """Find out how long the backward pass of this call will take, and how long that of the last one took."""
@@ -279,6 +281,7 @@ class Region:
         node.program, program.branch = program, node.reads
         pool = self._pool()
         self._recorded.setdefault(pool, {})[program.form] = program
+        self._found = None
         self._forms.add(program.form)
         program.before_eager = pool.before_eager()
         paths = {id(tensor): path for path, tensor in node.statics.items()}
@@ -300,12 +303,12 @@ class Region:
                 frame.owners = [owner() for owner in program.again.owners]
                 frame.states = program.again.states(pair.begin_state, is_replay=is_replay)
             wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
-            receivers: Sequence[torch.Tensor] = parameters
-            if any(program.casts):
-                receivers = frame.casts = shared_casts.shared(parameters, program.casts)
+            uses = program.now_uses()
+            if program.has_casts:
+                frame.casts = shared_casts.shared(parameters, program.casts)
+                uses = [frame.casts[number] for number in program.used_parameters]
             elif program.casts_alone and shared_casts.meets_others(parameters, program.casts_alone):
                 self._note_obstacle("calls of one block of autocast share weights, which is new")
-            uses = [receivers[number] for number in program.used_parameters]
             if program.apart:
                 frame.handles = {
                     position: higher_order.handle(wanted[position])
@@ -345,7 +348,7 @@ class Region:
 
     def _deposits(self, program: SavedGraph) -> bool:
         if program.deposits is None:
-            program.deposits = not any(program.casts) and accumulate_grad.are_leaves(program.now_parameters)
+            program.deposits = not program.has_casts and accumulate_grad.are_leaves(program.now_parameters)
         return program.deposits and accumulate_grad.may_deposit()
 
     def gradients(
@@ -357,14 +360,21 @@ class Region:
         is_looked_at = torch.is_anomaly_enabled()  # autograd looks at what each node gives
         if self._retired or is_looked_at or program.again.is_of_one_run or program.branch is None:
             return _run_plainly(program, tensors, grads, buffers, at_home=at_home)
+        pool, found = self._pool(), self._found
+        recorded = None if found is None else found.recorded_of(pool, program, accumulates=buffers is not None)
+        if found is not None and recorded is not None:  # neither a form is hashed nor a pool looked up
+            return found.backward(recorded, tensors, grads, buffers or ())
         key = program.form, buffers is not None
         backward = self._backwards.get(key)
         if backward is None:
             made = _Backward(self._captured, program, accumulates=buffers is not None)
             backward = self._backwards.setdefault(key, made)
-        recorded = self._recorded.get(self._pool(), {}).get(program.form)
+        recorded = self._recorded.get(pool, {}).get(program.form)
         if recorded is None and (backward.was_called or program.form in self._forms):
             return _run_plainly(program, tensors, grads, buffers, at_home=at_home)
+        if recorded is not None:
+            refs = weakref.ref(pool), weakref.ref(program), weakref.ref(recorded)
+            self._found = _Found(backward, buffers is not None, *refs)
         return backward(recorded or program, tensors, grads, buffers or ())
 
     def may_run_plainly(self, program: SavedGraph, error: Exception) -> bool:
@@ -398,6 +408,7 @@ class Region:
         for backward in list(self._backwards.values()):
             backward.captured.retire()
         self._backwards.clear()
+        self._found = None
 
 
 def finish(result: Any, leaves: Sequence[Leaf]) -> Any:
@@ -460,6 +471,22 @@ def _added(
     used = (*tensors[: len(program.checked)], *grads, *wanted)
     made = accumulate_grad.accumulated(program.parameters, mine, buffers, used)
     return (*wanted, *made)
+
+
+@frozen(eq=False)
+class _Found:
+    """The backward pass for a program in a pool, and the program that was recorded there. It keeps none of them."""
+
+    backward: _Backward
+    accumulates: bool
+    pool: weakref.ref[Pool]
+    program: weakref.ref[SavedGraph]
+    recorded: weakref.ref[SavedGraph]
+
+    def recorded_of(self, pool: Pool, program: SavedGraph, *, accumulates: bool) -> SavedGraph | None:
+        """The recorded program, if it was found for these."""
+        is_same = self.program() is program and self.pool() is pool and self.accumulates is accumulates
+        return self.recorded() if is_same else None
 
 
 class _Backward:
@@ -637,6 +664,8 @@ class Frame:
     def _of_inputs(
         self, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None, *, at_home: bool
     ) -> Sequence[Any]:
+        if self.higher is _nothing and not self.states:  # mostly: nothing has to be put back
+            return self._region.gradients(self._program, self._all(tensors), grads, buffers, at_home=at_home)
         higher = self.higher()
         later = () if higher is None else higher.take()
         with drawing_from(self.states):
