@@ -126,9 +126,18 @@ static Version *versioned(const Guard *guard)
     return own == NULL ? NULL : version_of_dict(own);
 }
 
+/* The number for what the guard asks for now; 0: nothing tells. */
 static uint64_t version_of(const Guard *guard)
 {
-    return guard->of_dict == NULL ? 0 : NUMBER_OF(guard->of_dict);
+    if (guard->of_dict != NULL)
+        return NUMBER_OF(guard->of_dict);
+#if PY_VERSION_HEX < 0x030C0000 /* no other dict ever has the same number, even where the object got another one */
+    if (guard->kind == HAS_NAMES && PyWeakref_Check(guard->holder)) {
+        const PyObject *own = dict_behind(guard->holder);
+        return own == NULL ? 0 : NUMBER_OF((const Version *)own);
+    }
+#endif
+    return 0;
 }
 
 /* What is in a container, a new reference; NULL, with an exception or without one. */

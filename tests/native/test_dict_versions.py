@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -271,3 +272,22 @@ def test_any_of_several_tables_may_change(number: int) -> None:
             assert guards(()) == CHANGED
             table["a"] = value
         assert guards(()) == OK
+
+
+@pytest.mark.parametrize("at", range(10))
+def test_each_change_of_an_object_that_is_held_weakly_is_noticed(at: int) -> None:
+    holder = Holder(20)
+    before = dict(vars(holder))
+    guards = names_of(vars(holder), weakref.ref(holder))
+    for _ in range(3):
+        assert [guards(()) for _ in range(3)] == [OK] * 3
+        changes(holder, vars(holder))[at]()
+        assert guards(()) == CHANGED
+        vars(holder).clear()
+        vars(holder).update(before)
+    holder.__dict__ = {**before, "a": 8}
+    assert guards(()) == CHANGED
+    holder.__dict__ = before
+    assert guards(()) == OK
+    del holder
+    assert guards(()) == CHANGED
