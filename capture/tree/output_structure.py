@@ -297,11 +297,17 @@ def filler(skeleton: Any, depth: int = 0) -> Filler | None:
     if close is None:
         return None
     children = [member for _, member in pytree.children(skeleton)]
-    if kind is tuple and len(children) > 1 and all(isinstance(member, Slot) for member in children):
-        return operator.itemgetter(*[member.index for member in children])
+    if kind is tuple and children and all(isinstance(member, Slot) for member in children):
+        first, *others = [member.index for member in children]
+        return operator.itemgetter(first, *others) if others else lambda values: (values[first],)
     members = [filler(member, depth + 1) for member in children]
     fillers = [member for member in members if member is not None]
-    return None if len(fillers) < len(members) else lambda values: close([member(values) for member in fillers])
+    if len(fillers) < len(members):
+        return None
+    if len(fillers) == 3:  # as of each body with a backward pass: a comprehension is one more call
+        one, two, three = fillers
+        return lambda values: close([one(values), two(values), three(values)])
+    return lambda values: close([member(values) for member in fillers])
 
 
 def _object_filler(shape: Shape, depth: int) -> Filler | None:
