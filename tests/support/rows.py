@@ -115,8 +115,8 @@ def followed(function: Any, moves: int) -> None:
     """Check what ``moves`` calls with moved static tensors led to: rebinds, or where the engine has none, more
     recordings."""
     now = recordings(function)
-    assert now.rebinds == moves if REBINDS else now.rebinds <= moves
-    assert now.recordings == 1 if REBINDS else 2 <= now.recordings <= moves + 1
+    assert now.rebinds == moves if REBINDS else now.rebinds <= moves, now.events
+    assert now.recordings == 1 if REBINDS else 2 <= now.recordings <= moves + 1, now.events
 
 
 def tree() -> Tree:
