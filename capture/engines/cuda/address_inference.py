@@ -20,6 +20,7 @@ from typing import Literal
 
 from attrs import evolve, field, frozen
 
+_NEAR = 1 << 32  # bytes: as far as a kernel's 32-bit offsets reach
 NodeKind = Literal["kernel", "memcpy", "memset", "other"]
 
 
@@ -48,6 +49,11 @@ class TensorRange:
     now: int
     tied: bool = False
     """It moves together with all others that are tied and share memory with it."""
+
+    def is_near(self, address: int) -> bool:
+        """Whether launching code may have worked out the address from that of the tensor. Other memory that happens to
+        move as far, such as the stack in an unfilled gap, lies much farther away."""
+        return abs(address - self.begin) <= max(_NEAR, 2 * self.nbytes)
 
 
 @frozen
@@ -107,11 +113,14 @@ def infer_addresses(
         return CaptureDifference(f"a second capture has {len(again)} nodes instead of {len(recorded)}")
     before = RangeIndex([range_ for range_ in ranges if range_.nbytes])
     now = RangeIndex([evolve(range_, begin=range_.now) for range_ in before.ranges])
-    shifts = {range_.now - range_.begin for range_ in before.ranges} - {0}
+    shifted: dict[int, list[TensorRange]] = {}
+    for range_ in before.ranges:
+        shifted.setdefault(range_.now - range_.begin, []).append(range_)
 
     def is_address(old: int, new: int) -> bool:
         """Whether the word is an address: in known tensors in both captures, or beside one that moved."""
-        return new - old in shifts or bool(before.find(old) and now.find(new))
+        beside = any(one.is_near(old) for one in shifted.get(new - old, ()))
+        return beside or bool(before.find(old) and now.find(new))
 
     addresses: list[AddressWord] = []
     for number, (node, twin) in enumerate(zip(recorded, again, strict=True)):

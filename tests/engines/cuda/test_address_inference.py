@@ -79,6 +79,17 @@ def test_what_lies_beside_a_tensor_and_moved_with_it_is_an_address() -> None:
     assert isinstance(explained([kernel(0x1FFF)], [kernel(0x9FFF)]), CaptureDifference)
 
 
+def test_a_gap_that_held_the_stack_may_differ_by_as_much_as_a_tensor_moved() -> None:
+    """cuBLAS on an H200: a table moved by 512 bytes, and a gap held an address of the stack 512 bytes deeper."""
+    stack = 0x7FFF67763AB4
+    recorded, again = [kernel(0x1000, stack)], [kernel(0x9000, stack + 0x8000)]
+    assert explained(recorded, again) == [AddressWord(0, 0, "a", 0)]
+    large = TensorRange("large", stack - (1 << 41), 1 << 41, stack - (1 << 41) + 0x8000)  # of which it may be the end
+    found = explained(recorded, again, (A, large))
+    assert isinstance(found, CaptureDifference)
+    assert "word 1" in found.reason
+
+
 def test_other_nodes_are_not_compared() -> None:
     assert isinstance(explained([kernel(1)], [kernel(1), kernel(2)]), CaptureDifference)
     assert isinstance(explained([kernel(1)], [kernel(1, same="g")]), CaptureDifference)
