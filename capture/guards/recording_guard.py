@@ -34,6 +34,7 @@ from capture.observe.described import DescribedRun, ImplicitInput
 from capture.observe.dropped import holders_of, references_to
 from capture.observe.islands import StateChange
 from capture.observe.run import ObservedRun
+from capture.state.amounts import number_of_place
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
 from capture.state.snapshot import Snapshot
@@ -282,9 +283,10 @@ def make_recording_guard(
     guard = RecordingGuard(ran=frozenset(ran.codes), asks_who=asks, starts=starts, written=written)
     guard.asks_gradient = depends_on_gradients(described.facts, ran)
     guard.watch([(position, span_bytes(leaves[position])) for position in copied], paths)
+    as_they_were = _numbers_as_they_were(described, watched, call)
     if (
         like is not None
-        and not (replaced or watched.by_islands)
+        and not (replaced or watched.by_islands or as_they_were)
         and _is_the_same(like, guard, implicit, static_arguments, leaves)
     ):
         return like.copy(guard.copied)
@@ -314,6 +316,7 @@ def make_recording_guard(
     read = _read_anew(read, described, watched, call, ran)
     guard.structure += read.guards
     _add_former(guard, watched, call, read.set_only, replaced, seen)
+    guard.structure += as_they_were
     if (path := path_read(read, watched.by_islands)) is not None:  # no replay: the next watched run says why
         guard.structure.append(Guard("value", Source("call", bool, None, path), True))
     guard.places, guard.opened, guard.read = read.places, read.opened, read
@@ -333,6 +336,17 @@ def _read_anew(
         if read.still_holds(begins_with(ran, call), tensors, places):
             return read
     return read_by(ran, call, watched.changed, rebuilt, tensors)
+
+
+def _numbers_as_they_were(described: DescribedRun, watched: ObservedRun, call: Call) -> list[Guard]:
+    """Guards on numbers that count as arguments, and that this run left as they were where others changed them: it may
+    have set them to what they were."""
+    places = call.binder.places
+    changed = {number_of_place(places, change.source) for change in watched.changed}
+    return [
+        Guard("value", Source("call", places[at].read, None, places[at].path), call.values[at - len(places)])
+        for at in sorted(call.changes(described.facts.reads) - changed)
+    ]
 
 
 def _add_former(

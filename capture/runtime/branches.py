@@ -227,7 +227,8 @@ class _Walk(Commit):
         if computed.branch(answers) == computed.branch():
             return text
         known = None if decisions is None else decisions.branch_of(self.values, numbers)
-        branch: tuple[str, ...] = known or computed.branch(answers)
+        is_here = known is not None and len(known) > number and known[:number] == self.node.reads[:number]
+        branch: tuple[str, ...] = known if known is not None and is_here else computed.branch(answers)
         return branch[number]
 
     def _run_island(self, call: IslandCall, node: Node, *, keeps: bool) -> Found | None:

@@ -5,6 +5,7 @@ Data, and what can be told from it alone: parts of the key, the bound call, find
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import types
@@ -308,6 +309,8 @@ class Captured:
             unreached=self.unreached,
         )  # fmt: skip
         by_answers = self.decisions.amounts(call) if self.decisions is not None else None
+        if self.decisions is not None:
+            call.changes = functools.partial(self.decisions.changes, values)
         is_whole = self.decisions is not None and (entry is None or entry.region is None)
         call.formulas = self.decisions.formulas(values) if is_whole else None
         call.amounts = either(by_answers, amounts_of(self.added) if self.added else None)

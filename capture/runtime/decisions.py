@@ -55,7 +55,7 @@ from capture.runtime.numbers import (
     with_numbers,
 )
 from capture.state import body_run
-from capture.state.amounts import Amounts, position_of
+from capture.state.amounts import Amounts, number_of_place, position_of
 from capture.state.body_run import BodyRun
 from capture.state.call import Call
 from capture.state.snapshot import Change
@@ -91,6 +91,8 @@ class Decisions:
     _amounts: dict[tuple[Any, ...], dict[tuple[Any, ...], Mapping[int, int]]] = field(factory=dict)
     """For each tuple of answers, and of what is read (``Computed.branch``), what the body adds to numbers in Python
     state, by position."""
+    _changed: dict[tuple[Any, ...], frozenset[int]] = field(factory=dict)
+    """For each tuple of answers with what is read, the places that runs changed."""
     _computed: dict[tuple[Any, ...], list[Computed]] = field(factory=dict)
     """For each tuple of answers, what Python computes of numbers and the body leaves (``formulas``)."""
     _standing: dict[tuple[Any, ...], tuple[Number, ...]] = field(factory=dict)
@@ -183,12 +185,20 @@ class Decisions:
 
         return amount
 
+    def changes(self, values: Values, reads: tuple[str, ...]) -> frozenset[int]:
+        """See ``Call.changes``. A run may set a number to what it is: another run with the same answers changes it."""
+        own = self.own(values)
+        known = None if own is None else self._changed.get((self._walked(own)[0], reads))
+        return frozenset().union(*self._changed.values()) if known is None else known
+
     def learn(self, proof: _Proof) -> bool:
         """Keep what a run showed. False where it asked something else than an earlier one after the same answers."""
         questions, answers, is_enough = list(proof.asked.items()), tuple(proof.asked.values()), proof.is_enough
         reads = () if proof.computed is None else proof.computed.branch()
         if is_enough and self._amounts.setdefault(answers, {}).setdefault(reads, proof.amounts) != proof.amounts:
             return False
+        if is_enough:
+            self._changed[answers, reads] = self._changed.get((answers, reads), frozenset()) | proof.changed
         if is_enough and proof.computed is not None:
             known = self._computed.setdefault(answers, [])
             if all(one.text() != proof.computed.text() for one in known):
@@ -442,10 +452,13 @@ class _Seen:
     amounts: dict[int, int]
     """What it added to numbers in Python state, by position."""
     reads: NotedReads | None = None
+    changed: frozenset[int] = frozenset()
+    """Places that it changed."""
 
     def is_like(self, other: _Seen) -> bool:
         """They did the same."""
         alike = compared(self.facts) == compared(other.facts) and self.amounts == other.amounts
+        alike = alike and self.changed == other.changed
         return alike and self._texts() == other._texts()
 
     def _texts(self) -> Any:
@@ -470,6 +483,8 @@ class _Proof:
     is_enough: bool
     computed: Computed | None = None
     unplaced: Sequence[Change] = ()
+    changed: frozenset[int] = frozenset()
+    """Places that change."""
 
 
 def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int]) -> _Proof | None:
@@ -490,13 +505,12 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
     if left is None:
         return _Proof(asked, {}, is_enough=False)
     added = Decisions(decisions.positions, decisions.kinds)
-    added.learn(_Proof(asked, first.amounts, is_enough=True, computed=computed))
+    added.learn(_Proof(asked, first.amounts, is_enough=True, computed=computed, changed=first.changed))
     plainly = evolve(call)
     plainly.amounts, plainly.formulas = added.amounts(plainly), added.formulas(plainly.values)
     plain = watched_with(captured, plainly, {})[1].facts
-    return _Proof(
-        asked, first.amounts, is_enough=not left and compared(plain) == compared(first.facts), computed=computed
-    )
+    is_enough = not left and compared(plain) == compared(first.facts)
+    return _Proof(asked, first.amounts, is_enough=is_enough, computed=computed, changed=first.changed)
 
 
 def _first_seen(
@@ -565,7 +579,8 @@ def _seen(
     others = others or (reads is not None and facts.calls_foreign)
     others = others or (reads is not None and asks_for_classes(watched.ran))
     others = others or any(map(holds_noted, left)) or (reads is not None and reads.is_lost)
-    return _Seen(facts, noting, not others, amounts, reads)
+    changed = [number_of_place(call.binder.places, change.source) for change in watched.changed]
+    return _Seen(facts, noting, not others, amounts, reads, frozenset([at for at in changed if at is not None]))
 
 
 def calls_out(facts: Facts) -> bool:

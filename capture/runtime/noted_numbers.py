@@ -17,6 +17,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from attrs import define, field, frozen
 
 from capture.engines.base import Number
@@ -223,11 +224,16 @@ def _reading(kind: type, name: str) -> Callable[..., Any]:
 
     def method(self: Any, *args: Any) -> Any:
         result = plain(self, *args)
-        if result is not NotImplemented and not self.noting.is_over:  # else Python asks the other operand: a tensor
-            asked = name.strip("_")
-            if self.noting.asks and asked in ASKING and all(type(value) in (*_PLAIN, *_KINDS) for value in args):
-                return self.noting.asked(asked, (self, *args), result)
-            self.noting.is_read = True
+        if self.noting.is_over:
+            return result
+        asked, are_numbers = name.strip("_"), all(type(value) in (*_PLAIN, *_KINDS) for value in args)
+        if result is NotImplemented and are_numbers and asked in ASKING:  # an int leaves it to a float to compare them
+            result = ASKING[asked](_plain(self), *map(_plain, args))
+        if result is NotImplemented and isinstance(args[0], torch.Tensor):  # which operators get to see
+            return result
+        if self.noting.asks and asked in ASKING and are_numbers:
+            return self.noting.asked(asked, (self, *args), result)
+        self.noting.is_read = True
         return result
 
     return method
@@ -241,8 +247,9 @@ def _computing(operation: str, *, reflected: bool) -> Callable[..., Any]:
             self.noting.is_read = True
             return NotImplemented
         if any(type(value) not in _PLAIN and type(value) not in _KINDS for value in args):
+            # operators get to see what a tensor does with it; all others read it, in C as ``Decimal`` or in Python
+            self.noting.is_read = self.noting.is_read or not isinstance(args[0], torch.Tensor)
             if args and isinstance(args[0], (int, float, complex)):
-                self.noting.is_read = True
                 return _do(operation, [args[0], _plain(self)] if reflected else [_plain(self), args[0]])
             return NotImplemented
         return self.noting.computed(operation, (*args, self) if reflected else (self, *args))

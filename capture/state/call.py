@@ -23,6 +23,10 @@ from capture.state.source import Source
 from capture.state.unreached import Unreached
 
 
+def _no_changes(_: tuple[str, ...]) -> frozenset[int]:
+    return frozenset()
+
+
 @define(kw_only=True)
 class Call:
     """One call. ``values``: one for each parameter, without the receiver; ``leaves``: the tensors and generators in
@@ -52,6 +56,8 @@ class Call:
     amounts: Amounts | None = None
     """How much a run adds to a number in a place that counts as an argument, as far as that was
     proven; None for every other change."""
+    changes: Callable[[tuple[str, ...]], frozenset[int]] = _no_changes
+    """For what a run read: the places among those that count as arguments which such runs were seen to change."""
     formulas: Any = None
     """What is known of numbers that the run computes of others (``observe.computed.Formulas``)."""
     undo: Any = None

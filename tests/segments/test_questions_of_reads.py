@@ -179,3 +179,52 @@ def test_a_body_that_calls_unknown_code_in_c_is_not_run_with_other_values(asks: 
     expected = [str(total) for total in totals if total > 0.1 or not asks]
     assert {*notes.all()} == {*expected}
     assert notes.all() == expected or not EXECUTES  # a capture that came to nothing is followed by an eager run
+
+
+class Numbers:
+    """Numbers in Python state."""
+
+    n: float = 0
+    k: float = 0
+
+
+def test_an_int_that_is_compared_with_a_float_is_asked() -> None:
+    """``int`` leaves such a comparison to ``float``, which asks no method of ours."""
+    state, theirs = Numbers(), Numbers()
+
+    def body(x: Tensor, kept: Numbers) -> Tensor:
+        loss = x.mean().item()
+        kept.k = loss + sorted([2.25, kept.n])[0]
+        kept.n += 1
+        return x * 2
+
+    captured = capture(lambda x: body(x, state))
+    for number in range(CALLS):
+        x = draw(number)
+        assert bits(captured(x)) == bits(body(x, theirs))
+        assert bits(vars(state)) == bits(vars(theirs)), number
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_number_that_is_set_to_what_it_is_may_be_another_in_the_next_call(reads: bool) -> None:
+    """A run that leaves it as it is does not show that the body sets it."""
+    state, theirs = Numbers(), Numbers()
+
+    def body(x: Tensor, kept: Numbers) -> Tensor:
+        if reads:
+            loss = x[0, 0].item()
+            kept.n = min(loss, 0.0) // 0.5
+        else:
+            kept.n = 5 if kept.n > 3 else kept.n + 1
+        return x * 2
+
+    captured = capture(lambda x: body(x, state))
+    given = [7, 8, 9, 7, 5, 5, 5, 5, 5, 7, 9, 5, 7, 7, 1, 2, 7]
+    losses = [-0.3, 1.2, 1.0, -0.7, 0.1, -1.9, 0.6, 1.1, -0.1, -0.2, -0.4, 0.8, 1.6, 0.1, 0.1, -0.4, -0.2, 1.5, 0.2]
+    for number, loss in enumerate(losses * 2):
+        if not reads:
+            state.n = theirs.n = given[number % len(given)]
+        x = torch.full((2, 2), loss)
+        assert bits(captured(x)) == bits(body(x, theirs))
+        assert bits(vars(state)) == bits(vars(theirs)), number
+    assert recordings(captured).replays > 0
