@@ -252,6 +252,7 @@ def test_an_event_is_set_by_a_replay(is_set_before: bool) -> None:
     assert recordings(body).replays > 0
 
 
+@pytest.mark.filterwarnings("ignore:CG202")  # a run that is watched beside a thread that waits: calls are eager then
 def test_who_waits_for_an_event_is_woken() -> None:
     event = threading.Event()
 
