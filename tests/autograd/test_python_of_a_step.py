@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import capture as library
-from capture import capture, mark_step_begin, recordings
+from capture import capture, config, mark_step_begin, recordings
 
 FOLDERS = frozenset(str(Path(library.__file__).parent / name) for name in ("autograd", "runtime", "tree"))
 """Of what is the same for each engine."""
@@ -47,8 +47,9 @@ def test_a_block_takes_few_functions(gradients: Literal["autograd", "accumulate"
     x = torch.randn(4, 8, requires_grad=True)
     for block in model:
         capture(block, gradients=gradients)
-    for _ in range(20):  # orders of accumulated gradients are looked at in the first steps
-        python_functions(model, x)
-    calls = min((python_functions(model, x) for _ in range(5)), key=len)
+    with config.patch(drop_slow=False):  # else calls may be timed, on a loaded machine
+        for _ in range(20):  # orders of accumulated gradients are looked at in the first steps
+            python_functions(model, x)
+        calls = min((python_functions(model, x) for _ in range(5)), key=len)
     assert len(calls) / len(model) <= MOST[gradients], calls
     assert all(recordings(block).eager_calls == 0 for block in model)
