@@ -179,8 +179,6 @@ class Names:
     """Names that users' code sets and no code looks up. Their values are guarded, too: a replay sets what the recording
     run changed, so it has to begin with the same values."""
     codes: set[types.CodeType] = field(factory=set)
-    places: set[tuple[str, int]] = field(factory=set)
-    """File and line of each of ``codes``."""
     compiled: set[types.CodeType] = field(factory=set)
     """Code among these that ``torch.compile`` made, and whose guards told what it looks up."""
     asked: set[str] = field(factory=set)
@@ -245,7 +243,6 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
     for code, scopes in run.codes.items():
         uses = uses_of(code)
         names.codes.add(code)
-        names.places.add(place_of(code))
         guarded = names_in_guards(code)
         if guarded is not None:
             names.compiled.add(code)

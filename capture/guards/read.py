@@ -195,7 +195,7 @@ class Read:
     own_places: frozenset[tuple[int, str]] = frozenset()
     """Where tensors were that have guards of their own, as ``recording_guard.places_of`` gives them."""
     has_compiled: bool = False
-    """Some of the code is compiled: what that looked at is not known."""
+    """Some of the code is compiled: what that looked at is known by the names in its guards alone."""
     set_only: frozenset[str] = frozenset()
     """Names that users' code sets and no code looks up."""
     begun_with: WalkBegin | None = None

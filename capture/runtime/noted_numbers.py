@@ -249,7 +249,7 @@ def _computing(operation: str, *, reflected: bool) -> Callable[..., Any]:
         if any(type(value) not in _PLAIN and type(value) not in _KINDS for value in args):
             # operators get to see what a tensor does with it; all others read it, in C as ``Decimal`` or in Python
             self.noting.is_read = self.noting.is_read or not isinstance(args[0], torch.Tensor)
-            if args and isinstance(args[0], (int, float, complex)):
+            if isinstance(args[0], (int, float, complex)):
                 return _do(operation, [args[0], _plain(self)] if reflected else [_plain(self), args[0]])
             return NotImplemented
         return self.noting.computed(operation, (*args, self) if reflected else (self, *args))
