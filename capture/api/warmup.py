@@ -22,7 +22,7 @@ from capture.core.sizes import bytes_text
 from capture.engines.base import Recording
 from capture.key import pytree, tensor_meta
 from capture.key.pytree import PLAIN_TYPES
-from capture.key.signature import Leaf, Unkeyable, key_of
+from capture.key.signature import Leaf, Leaves, Unkeyable, key_of
 from capture.native import native
 from capture.observe import source_location
 from capture.observe.capture_lock import locked_in_turn
@@ -51,12 +51,12 @@ _TEXT = 120  # characters of a case in messages and tables
 
 def leaves_of(values: tuple[Any, ...]) -> list[Leaf]:
     """Dynamic leaves of bound values, in the order of the key."""
-    leaves: list[Leaf] = []
+    leaves = Leaves()
     for value in values:
         try:
             key_of(value, leaves)
         except (Unkeyable, TypeError):
-            continue
+            leaves.visit.depth = 0
     return leaves
 
 

@@ -232,6 +232,8 @@ class OpaqueLeaf:
     """Another place that holds it, while the body changes it: a copy would not be changed there."""
     keyless: bool = False
     """An argument that neither compares by value nor can be referred to weakly, so that no key holds it."""
+    endless: bool = False
+    """A container that contains itself, or too many in one another."""
 
 
 @frozen(kw_only=True)

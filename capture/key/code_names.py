@@ -21,7 +21,7 @@ from capture.key import objects, pytree
 from capture.key.name_uses import name_uses
 from capture.key.numpy_arrays import FROZEN, content, is_array_type
 from capture.key.pytree import PLAIN_TYPES
-from capture.key.signature import Unkeyable, identity_token, key_of
+from capture.key.signature import Leaves, Unkeyable, identity_token, key_of
 
 RootKind = Literal["parameter", "global", "closure"]
 _OPENED = (torch.Tensor, list, tuple, dict)  # the key opens these itself
@@ -226,7 +226,7 @@ def part_of(value: Any, *, limit: int | None = SMALL, above: tuple[int, ...] = (
         members, above = value.items() if isinstance(value, dict) else value, (*above, id(value))
         return (kind, *[part_of(member, limit=limit, above=above) for member in members])
     try:
-        return key_of(value, []) if kind in PLAIN_TYPES else (kind, identity_token(value))
+        return key_of(value, Leaves()) if kind in PLAIN_TYPES else (kind, identity_token(value))
     except (Unkeyable, TypeError):
         return (kind, id(value))
 

@@ -22,6 +22,7 @@ from attrs import define, field, frozen
 
 MOST_CLASSES = 1024  # whose layout is remembered: a program may make classes for as long as it runs
 _MOST_MEMBERS = 400
+_MOST_NESTED = 100
 """Members that are looked at for tensors. An object with more of them is not a batch, but part of the program."""
 _COME_AND_GO, _STATE_COMES_AND_GOES = 2, 4
 """So many instances of a class, told apart by identity, have to die before the class is opened; and so many where they
@@ -284,6 +285,10 @@ def learn(value: Any, opens: Callable[[Any], bool] = may_open) -> None:
 # ------------------------------------------------------------------------------------------------ one call
 
 
+class TooDeep(TypeError):
+    """Containers that no walk opens to the end."""
+
+
 @define(eq=False)
 class Visit:
     """The objects that were met in one walk over the structures of a call. One that is met again is the same object in
@@ -293,6 +298,15 @@ class Visit:
     """The number of each object, by ``id``, in the order in which objects were met."""
     made: dict[int, Any] = field(factory=dict)
     """The objects that replace them, by ``id``."""
+    depth: int = 0
+    """How many containers are open now, one inside another."""
+
+    def enter(self) -> None:
+        """Open one more. Raises ``TooDeep`` long before the interpreter's stack is used up: a finalizer of somebody's
+        that runs at the end of the stack fails, and what it had to do is lost."""
+        self.depth += 1
+        if self.depth > _MOST_NESTED:
+            raise TooDeep(f"a container that contains itself, or more than {_MOST_NESTED} in one another")
 
     def is_new(self, value: Any) -> bool:
         """Whether it is met for the first time."""

@@ -148,8 +148,10 @@ def leaves(value: Any, path: str = "", visit: Visit | None = None) -> Iterator[C
     if not is_container(value):
         yield path, value
     elif is_new(value, visit):
+        visit.enter()
         for suffix, member in children(value):
             yield from leaves(member, path + suffix, visit)
+        visit.depth -= 1
 
 
 def is_new(container: Any, visit: Visit) -> bool:
@@ -165,8 +167,10 @@ def wrappers(value: Any, path: str = "", visit: Visit | None = None) -> Iterator
     if isinstance(value, torch.Tensor) and is_wrapper(type(value)):
         yield path, value
     elif is_container(value) and is_new(value, visit):
+        visit.enter()
         for suffix, member in children(value):
             yield from wrappers(member, path + suffix, visit)
+        visit.depth -= 1
 
 
 def replace_leaves(value: Any, replace: Callable[[Any], Any], visit: Visit | None = None) -> Any:

@@ -29,7 +29,7 @@ from capture.torch_private.subclasses import is_wrapper, unseen
 
 Key = tuple[Any, ...]
 Leaf = Any  # a torch.Tensor or a torch.Generator
-KeyPart = Callable[[Any, list[Leaf]], Any]
+KeyPart = Callable[[Any, "Leaves"], Any]
 
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -166,7 +166,7 @@ class Unkeyable(Exception):
     """A value that neither compares by value nor can be watched by a weak reference."""
 
 
-def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
+def tensor_key(tensor: torch.Tensor, leaves: Leaves) -> Any:
     """Metadata of a plain tensor: all that a recording has frozen except its address and values, and its form
     (``runtime.entry.Family``)."""
     try:
@@ -190,13 +190,13 @@ def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
     return (*part, *sorted(own)) if own else part
 
 
-def _parameter_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
+def _parameter_key(tensor: torch.Tensor, leaves: Leaves) -> Any:
     """As ``tensor_key``, and the class, which code may ask for."""
     return (torch.nn.Parameter, tensor_key(tensor, leaves))
 
 
 @unseen
-def _odd_tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
+def _odd_tensor_key(tensor: torch.Tensor, leaves: Leaves) -> Any:
     leaves.append(tensor)
     if tensor.layout is torch.strided and not tensor.is_nested:
         try:
@@ -209,7 +209,7 @@ def _odd_tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
             tensor.device, tensor.requires_grad)  # fmt: skip
 
 
-def _wrapper_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
+def _wrapper_key(tensor: torch.Tensor, leaves: Leaves) -> Any:
     """The part for a tensor that holds other tensors: these, and everything else that it is made of, such as placements
     and the device mesh. If some of that cannot be hashed, the call has no key (``Unkeyable``)."""
     shell = pytree.Shell.of(tensor)
@@ -218,40 +218,46 @@ def _wrapper_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
     return (own, *[key_of(member, leaves) for member in shell.members])
 
 
-def _generator_key(generator: torch.Generator, leaves: list[Leaf]) -> Any:
+def _generator_key(generator: torch.Generator, leaves: Leaves) -> Any:
     same = next((i for i, leaf in enumerate(leaves) if leaf is generator), len(leaves))
     leaves.append(generator)
     return ("generator", generator.device, same)
 
 
-def _same(value: Any, leaves: list[Leaf]) -> Any:
+def _same(value: Any, leaves: Leaves) -> Any:
     return value
 
 
-def _typed(value: Any, leaves: list[Leaf]) -> Any:
+def _typed(value: Any, leaves: Leaves) -> Any:
     return (type(value), value)
 
 
-def _float_key(value: float, leaves: list[Leaf]) -> Any:
+def _float_key(value: float, leaves: Leaves) -> Any:
     return (float, value.hex())  # tells -0.0 from 0.0 and equals itself for nan
 
 
-def _complex_key(value: complex, leaves: list[Leaf]) -> Any:
+def _complex_key(value: complex, leaves: Leaves) -> Any:
     return (complex, value.real.hex(), value.imag.hex())
 
 
-def _slice_key(value: slice, leaves: list[Leaf]) -> Any:
+def _slice_key(value: slice, leaves: Leaves) -> Any:
     return (slice, key_of(value.start, leaves), key_of(value.stop, leaves), key_of(value.step, leaves))
 
 
-def _sequence_key(value: Any, leaves: list[Leaf]) -> Any:
-    return (type(value), *[key_of(member, leaves) for member in value])
+def _sequence_key(value: Any, leaves: Leaves) -> Any:
+    leaves.visit.enter()
+    part = (type(value), *[key_of(member, leaves) for member in value])
+    leaves.visit.depth -= 1
+    return part
 
 
-def _mapping_key(value: dict[Any, Any], leaves: list[Leaf]) -> Any:
-    return (type(value), *[
+def _mapping_key(value: dict[Any, Any], leaves: Leaves) -> Any:
+    leaves.visit.enter()
+    part = (type(value), *[
         (name if type(name) is str else exact(name), key_of(value[name], leaves)) for name in value
     ])  # fmt: skip
+    leaves.visit.depth -= 1
+    return part
 
 
 class Leaves(list[Leaf]):
@@ -264,13 +270,8 @@ class Leaves(list[Leaf]):
         """Objects are opened; otherwise they are told apart by identity."""
 
 
-def _object_key(value: Any, leaves: list[Leaf]) -> Any:
+def _object_key(value: Any, leaves: Leaves) -> Any:
     """The part for an object that is opened. One that was met before in this call is referred to by its number."""
-    if not isinstance(leaves, Leaves):
-        own_leaves = Leaves()
-        part = _object_key(value, own_leaves)
-        leaves += own_leaves
-        return part
     kind = type(value)
     if not leaves.opens and not pytree.has_fields(kind):
         return _closed_key(value, leaves)
@@ -289,18 +290,18 @@ def _class_defaults(value: Any) -> list[Any]:
     kind = type(value)
     names = [name for name in pytree.field_names(kind) or () if name in kind.__dict__]
     own = value.__dict__ if names and kind.__dictoffset__ else {}
-    return [(name, key_of(kind.__dict__[name], [])) for name in names if kind.__dictoffset__ and name not in own]
+    return [(name, key_of(kind.__dict__[name], Leaves())) for name in names if kind.__dictoffset__ and name not in own]
 
 
-def _undecided_key(value: Any, leaves: list[Leaf]) -> Any:
+def _undecided_key(value: Any, leaves: Leaves) -> Any:
     """The part for an object of a plain class that was not opened so far."""
-    if not (isinstance(leaves, Leaves) and leaves.opens and objects.may_open_argument(value)):
+    if not (leaves.opens and objects.may_open_argument(value)):
         return _closed_key(value, leaves)
     _other_parts[type(value)] = _object_key
     return _object_key(value, leaves)
 
 
-def _closed_key(value: Any, leaves: list[Leaf]) -> Any:
+def _closed_key(value: Any, leaves: Leaves) -> Any:
     hashing: object = type(value).__hash__
     is_claimed = isinstance(hashing, types.FunctionType) and not is_library(package_of(type(value).__module__))
     if hashing is not None and hashing is not object.__hash__ and not is_claimed:
@@ -308,8 +309,8 @@ def _closed_key(value: Any, leaves: list[Leaf]) -> Any:
     return _identity_key(value, leaves)  # ``__eq__`` of a user's class may ignore what a body reads
 
 
-def _weak_key(value: Any, leaves: list[Leaf]) -> Any:
-    met = leaves.visit.numbers if isinstance(leaves, Leaves) else {}
+def _weak_key(value: Any, leaves: Leaves) -> Any:
+    met = leaves.visit.numbers
     at = value()
     return (
         (weakref.ref, met[id(at)], "met")
@@ -318,7 +319,14 @@ def _weak_key(value: Any, leaves: list[Leaf]) -> Any:
     )
 
 
-def _registered_key(value: Any, leaves: list[Leaf]) -> Any:
+def _registered_key(value: Any, leaves: Leaves) -> Any:
+    leaves.visit.enter()
+    part = _opened_key(value, leaves)
+    leaves.visit.depth -= 1
+    return part
+
+
+def _opened_key(value: Any, leaves: Leaves) -> Any:
     if type(value) in objects.registered:
         flat, context = objects.registered[type(value)][0](value)
         return (type(value), context, *[key_of(member, leaves) for member in flat])
@@ -326,7 +334,7 @@ def _registered_key(value: Any, leaves: list[Leaf]) -> Any:
     return (capabilities.registered_key(spec), *[key_of(member, leaves) for member in members])
 
 
-def _content_key(value: Any, leaves: list[Leaf]) -> Any:
+def _content_key(value: Any, leaves: Leaves) -> Any:
     found = numpy_arrays.content(value)
     if found is None:
         raise Unkeyable(f"large {type(value).__name__}")
@@ -436,7 +444,7 @@ def forget_module_structure(module: torch.nn.Module) -> None:
     _module_lists.pop(identity_token(module), None)
 
 
-def module_key(module: torch.nn.Module, leaves: list[Leaf]) -> Any:
+def module_key(module: torch.nn.Module, leaves: Leaves | None = None) -> Any:
     """Identity of a module and the training flags of all its submodules."""
     return (type(module), identity_token(module), *training_reader(module)())
 
@@ -503,11 +511,11 @@ def _names_no_module(module: torch.nn.Module) -> bool:
     )
 
 
-def _identity_key(value: Any, leaves: list[Leaf]) -> Any:
+def _identity_key(value: Any, leaves: Leaves) -> Any:
     return (type(value), identity_token(value))
 
 
-def _method_key(value: Any, leaves: list[Leaf]) -> Any:
+def _method_key(value: Any, leaves: Leaves) -> Any:
     return ("method", identity_token(value.__func__), identity_token(value.__self__))
 
 
@@ -564,7 +572,7 @@ def register_container(kind: type, flatten: objects.Flatten, unflatten: objects.
     _other_parts[kind] = _registered_key
 
 
-def key_of(value: Any, leaves: list[Leaf]) -> Any:
+def key_of(value: Any, leaves: Leaves) -> Any:
     """Hashable part of the key for one value; its tensors and generators are appended to ``leaves``."""
     kind = type(value)
     part = _PARTS.get(kind) or _other_parts.get(kind)

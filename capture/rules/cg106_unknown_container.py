@@ -2,8 +2,8 @@
 
 ## What it does
 Finds objects among the arguments or results that hold tensors and whose class has more to it than Python tells, such as
-one that derives from a class made in C; arguments that have neither a value to compare nor weak references; and
-arguments that Python state holds, too, while the body changes them.
+one that derives from a class made in C; arguments that have neither a value to compare nor weak references; arguments
+that contain themselves; and arguments that Python state holds, too, while the body changes them.
 
 ## Why it matters
 Tensors inside could be neither bound before a replay nor made afresh after one; the caller would get the old ones.
@@ -63,6 +63,13 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
                 what=f"{leaf.role} {leaf.path!r} is a {leaf.type} that cannot be told from another one later",
                 why="it has no value to compare, and another object may have its address next",
                 fix=(f"give {leaf.type} __eq__ and __hash__, or '__weakref__' among its __slots__  (no cost)",),
+                path=leaf.path,
+            )
+        if leaf.endless:
+            yield RULE.finding(
+                what=f"{leaf.role} {leaf.path!r} is a {leaf.type} that contains itself, or too many in one another",
+                why="containers are opened to find the tensors in them, and these have no end",
+                fix=("pass what the body needs in a tuple, dict or dataclass  (no cost)",),
                 path=leaf.path,
             )
         if leaf.also is not None:

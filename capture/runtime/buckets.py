@@ -19,7 +19,7 @@ from capture.core.buckets import BucketedArgument, Buckets
 from capture.core.interrupts import is_interrupt
 from capture.guards.guard import OK, OVERLAPS, Guard, pieces_of
 from capture.key import pytree
-from capture.key.signature import Binder, Leaf, tensor_key
+from capture.key.signature import Binder, Leaves, tensor_key
 from capture.key.tensor_meta import merged, range_of, span_bytes
 from capture.native import MISS, native
 from capture.runtime.entry import Entry
@@ -425,7 +425,7 @@ def _pad(place: _Place, tensor: Any, padded: Sequence[int | None]) -> Pad | None
 
 def proof_of(tensors: Sequence[torch.Tensor], entry: Entry) -> Proof:
     """What a comparison with the body holds for, where these tensors are padded."""
-    leaves: list[Leaf] = []
+    leaves = Leaves()
     parts = tuple([tensor_key(tensor, leaves) for tensor in tensors])
     return parts, begins_of(tensors, entry)
 

@@ -12,7 +12,7 @@ from attrs import define, evolve, field
 from capture.core.facts import OpaqueLeaf
 from capture.core.options import Annotation
 from capture.key import objects, pytree
-from capture.key.objects import Visit
+from capture.key.objects import TooDeep, Visit
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Binder, Leaf
 from capture.state import body_run, snapshot
@@ -208,6 +208,13 @@ class Call:
 
     def unkeyable(self, reason: str) -> OpaqueLeaf:
         """The leaf to name in a message, where a call has no key."""
+        for name, value in self.named_values().items():
+            try:
+                any(False for _ in pytree.leaves(value))
+            except TooDeep:
+                return OpaqueLeaf(
+                    path=name, type=type(value).__qualname__, role="argument", num_tensors=0, endless=True
+                )
         opaque = self.opaque_leaves() or [OpaqueLeaf(path=reason, type=reason, role="argument", num_tensors=0)]
         return evolve(opaque[0], keyless=not opaque[0].num_tensors)
 

@@ -6,7 +6,6 @@ import enum
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -165,7 +164,8 @@ def test_no_address_enters_the_text() -> None:
         torch.relu,
         ByValue.__eq__.__get__(VALUE),
     )
-    leaves: list[Any] = []
+    leaves = signature.Leaves()
+    leaves.opens = False
     key = (signature.key_of(tuple(values), leaves), {"x": object()}, values)
     for raw in (False, True):
         text = store._text(key, raw=raw)

@@ -3,6 +3,7 @@ results: each call gives what eager gives."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -135,6 +136,31 @@ def test_objects_of_strange_classes(make: Callable[[], Any], with_gradients: boo
         for number in range(5):
             x = torch.full((2,), float(number), requires_grad=with_gradients)
             assert torch.equal(takes(x, odd), x * 2)
+
+
+@pytest.mark.parametrize("make", [_loop, _ring, lambda: Pair(_loop())])
+@pytest.mark.parametrize("use", [1, 2, 3, "argument"])
+def test_what_contains_itself_does_not_use_up_the_stack(make: Callable[[], Any], use: Any) -> None:
+    """A finalizer that the collector runs at the end of the stack fails, and what it had to do is lost."""
+    odd = make()
+    takes = capture(lambda x, odd: x * 2, name="takes")
+    captured = (lambda x: takes(x, odd)) if use == "argument" else _kinds_of_use(odd)[use](capture)
+    depth, deepest = 0, 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal depth, deepest
+        depth += {"call": 1, "return": -1}.get(event, 0)
+        deepest = max(deepest, depth)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sys.setprofile(count)
+        try:
+            for number in range(4):
+                captured(torch.full((2,), float(number)))
+        finally:
+            sys.setprofile(None)
+    assert 5 < deepest < 400
 
 
 def _list() -> tuple[Any, Callable[[Any], float], Callable[[Any], None]]:

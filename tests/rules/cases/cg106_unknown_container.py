@@ -12,6 +12,7 @@ FIRES: list[Case] = [
             OpaqueLeaf(path="pair", type="Pair", role="argument", num_tensors=2),
             OpaqueLeaf(path="0", type="Box", role="output", num_tensors=1),
             OpaqueLeaf(path="mode", type="Mode", role="argument", num_tensors=0, keyless=True),
+            OpaqueLeaf(path="odd", type="list", role="argument", num_tensors=0, endless=True),
             OpaqueLeaf(path="context", type="Context", role="argument", num_tensors=0, also="CONTEXT"),
         )
     )
