@@ -6,7 +6,7 @@ Inputs that share memory, or whose own elements do, are staged as the bytes they
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
 import torch
@@ -56,7 +56,23 @@ class InputGroup:
     block: Block
     storage: torch.UntypedStorage
     back: bool
+    dtype: torch.dtype | None = None
+    """Of a group of one tensor, whose bytes can be read as a row of numbers."""
     lent: bool = False
+
+    def copier(self) -> Callable[[Sequence[Any]], None]:
+        """``copy_in`` with gradients switched off, prepared for one tensor: mostly a gradient that is one number for
+        all elements, as that of a sum or mean is."""
+        if self.dtype is None:
+            return self.copy_in
+        count = self.nbytes // self.dtype.itemsize
+        form = Geometry(dtype=self.dtype, offset=self.lead // self.dtype.itemsize, shape=(count,), stride=(1,))
+        copy, position, row = over(self.storage, form).copy_, self.members[0], ((count,), (1,))
+
+        def copy_row(leaves: Sequence[Any]) -> None:
+            copy(leaves[position].as_strided(*row))
+
+        return copy_row
 
     def copy_in(self, leaves: Sequence[Any]) -> None:
         """Copy the caller's bytes into the buffer."""
@@ -190,7 +206,11 @@ def _stage_group(pool: StagingPool, staging: Staging, members: list[Input], leav
             shift = (lead + tensor.data_ptr() - begin) // tensor.element_size()
             staged[id(tensor)] = over(storage, evolve(Geometry.of(tensor), offset=shift))
         staging.replacements[member.position] = staged[id(tensor)]
-    staging.groups.append(InputGroup([member.position for member in members], nbytes, lead, block, storage, back))
+    group = InputGroup([member.position for member in members], nbytes, lead, block, storage, back)
+    (first, *others), size = tensors, tensors[0].element_size()
+    if not (others or first.is_conj() or first.is_neg() or lead % size or nbytes % size):
+        group.dtype = first.dtype
+    staging.groups.append(group)
 
 
 def dense_enough(tensor: torch.Tensor) -> bool:

@@ -237,7 +237,7 @@ class _Staged:
     def copies_in(self) -> list[TapeStep]:
         """Steps of the tape that stage this call's inputs."""
         singles = [_step("copy_", Register(number), Leaf(position)) for position, number in self._registers]
-        return singles + [_step(group.copy_in, Leaf(None)) for group in self._groups()]
+        return singles + [_step(group.copier(), Leaf(None)) for group in self._groups()]
 
     def readable(self, leaves: Sequence[Any]) -> dict[int, int]:
         """Registers of inputs that nobody writes, and their positions: a tape that reads them whole may read the

@@ -100,7 +100,7 @@ class InputCopies:
             steps.append(_copy_single(singles[0].tensor, singles[0].position))
         elif singles:
             steps.append(_copy_batch([single.tensor for single in singles], [single.position for single in singles]))
-        steps += [group.copy_in for group in self.staging.groups]
+        steps += [group.copier() for group in self.staging.groups]
         steps += [_device_copy(device_copy) for device_copy in self.device_copies]
         return _in_order(steps)
 
