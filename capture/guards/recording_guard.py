@@ -100,6 +100,11 @@ class RecordingGuard:
     """Paths that the body writes, arguments and static tensors."""
     shared: set[str] = field(factory=set)
     """Paths of ``owners`` that share memory with tensors in other places: if one moves alone, the sharing ends."""
+    beside: list[torch.Tensor] = field(factory=list)
+    """Tensors in other places that share memory with ``owners``. The body may read these in their place, so they have
+    to stay where they are, too: ``.data =`` moves one without another object."""
+    beside_kinds: list[tuple[Any, ...]] = field(factory=list)
+    """Where these lie, and their metadata."""
     metadata: Callable[..., bool] | None = None
     """Compares the metadata of tensors in the places of ``owners``; made when a tensor moves for the first time."""
     places: Places = field(factory=Places)
@@ -125,6 +130,8 @@ class RecordingGuard:
     """What was found in the run before, if that was taken: runs with other keys find the same in most cases."""
     keys: frozenset[int] | None = None
     """``id`` of all keys and members of sets that ``structure`` is about, once somebody asked."""
+    objects: frozenset[int] | None = None
+    """``id`` of all tensors that ``structure`` expects as themselves, once somebody asked."""
 
     def guards(self) -> tuple[Guard, ...]:
         """All guards as they are now, in the order in which they are checked."""
@@ -147,6 +154,10 @@ class RecordingGuard:
             tensors.append(first)
         return tensors
 
+    def stays_beside(self) -> bool:
+        """Whether the tensors that share memory with ``owners`` lie where they lay."""
+        return list(map(_kind_and_place, self.beside)) == self.beside_kinds
+
     def same_kinds(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the tensors can take the places of the recorded ones: equal metadata."""
         if self.metadata is not None and self.metadata(*tensors):  # which does not look at what is lazily undone
@@ -163,10 +174,18 @@ class RecordingGuard:
             self.keys = frozenset([id(one) for guard in self.structure for one in _keys_in(guard)])
         return any(id(tensor) in self.keys for tensor in tensors)
 
+    def expects(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether one of these is what a guard expects in another place, as itself and not by its kind."""
+        if tensors and self.objects is None:
+            tensor_ids = [id(one) for guard in self.structure for one in _parts_of(guard.expected) if _is_tensor(one)]
+            self.objects = frozenset(tensor_ids)
+        return any(id(tensor) in (self.objects or ()) for tensor in tensors)
+
     def settle(self, leaves: Sequence[Any]) -> None:
         """Accept the tensors as they are now."""
         self.kinds = {owner.path: kind_of(owner.tensor) for owner in self.owners}
-        tensors = [owner.tensor for owner in self.owners]
+        self.beside_kinds = list(map(_kind_and_place, self.beside))
+        tensors = [*(owner.tensor for owner in self.owners), *self.beside]
         self.tensors = _as_they_are(tensors, self.asks_gradient) if tensors else None
         self._note_ranges(leaves)
         self._make_check()
@@ -194,7 +213,7 @@ class RecordingGuard:
             check.expect(at + number, (nbytes, self.pieces))
         tensors = [owner.tensor for owner in self.owners]
         if tensors:
-            self.tensors = check.tensors = _as_they_are(tensors, self.asks_gradient)
+            self.tensors = check.tensors = _as_they_are([*tensors, *self.beside], self.asks_gradient)
             if self.metadata is None and capabilities.HAS_METADATA_GUARD:
                 self.metadata = capabilities.metadata_guard(tensors)
 
@@ -255,6 +274,10 @@ def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
             tensor.is_inference(), tensor.data_ptr() & (ALIGNMENT - 1), _lazy_bits(tensor))  # fmt: skip
 
 
+def _kind_and_place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.data_ptr(), *kind_of(tensor))
+
+
 def _lazy_bits(tensor: torch.Tensor) -> tuple[bool, bool]:
     """Whether its memory holds conjugated or negated values."""
     return tensor.is_conj(), tensor.is_neg()
@@ -303,6 +326,7 @@ def make_recording_guard(
                 guard.structure.append(Guard("value", Source("call", looks, None, source.path), True))
             else:
                 guard.structure.append(Guard("value", place, beside))
+                guard.beside.append(beside)
     held = [
         _Held(_add_place(guard, before, before.sources[path][0], replaced, seen)) for path in sorted(before.dropped)
     ]
@@ -448,6 +472,21 @@ def _keys_in(guard: Guard) -> Iterator[Any]:
             todo.extend(value)
         elif isinstance(value, (set, frozenset)):
             yield from value
+
+
+def _parts_of(expected: Any) -> Iterator[Any]:
+    """What a guard expects: itself, or the parts of its tuples."""
+    todo = [expected]
+    while todo:
+        value = todo.pop()
+        if type(value) is tuple:
+            todo.extend(value)
+        else:
+            yield value
+
+
+def _is_tensor(value: Any) -> bool:
+    return issubclass(type(value), torch.Tensor)
 
 
 def _is_view_of(owner: StaticOwner, place: Source, geometry: Geometry) -> bool:

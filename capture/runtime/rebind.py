@@ -124,6 +124,8 @@ def _moves(
     guard: RecordingGuard = node.guard
     if current is None or node.recording is None or node.tree is None or not guard.same_kinds(current):
         return None
+    if not guard.stays_beside():
+        return None
     moves, others = [], []
     for owner, tensor in zip(guard.owners, current, strict=True):
         path, before, tensor_before = owner.path, owner.address, owner.tensor
@@ -141,7 +143,32 @@ def _moves(
         leaf = leaves[argument.position]
         move = Move(argument.path, argument.address, leaf)
         (others if leaf.data_ptr() == argument.address else moves).append(move)
-    return None if _writes_copied(node, [*moves, *others]) else (moves, others)
+    return None if _joins_others(guard, moves, others) or _writes_copied(node, [*moves, *others]) else (moves, others)
+
+
+def _joins_others(guard: RecordingGuard, moves: Sequence[Move], others: Sequence[Move]) -> bool:
+    """Whether a tensor that moved is now one with a tensor in another place, as where weights are tied, or lies on the
+    memory of one and either is written. They were apart when the recording was made: a comparison by ``is`` said so,
+    each had a gradient of its own, and operators on the one could come before or after those on the other. What
+    arguments share with each other is part of the key."""
+    static = [*moves, *others]
+    owners = [move for move in static if move.was is not None]
+    if len({id(move.tensor) for move in owners}) < len({id(move.was) for move in owners}):
+        return True
+    if guard.expects([move.tensor for move in moves if move.was is not None and move.tensor is not move.was]):
+        return True
+    if not guard.written:
+        return False
+    moved, of_state = {move.path for move in moves}, {move.path for move in owners}
+    paths, end = set[str](), 0
+    for (begin, after), path in sorted([(range_of(move.tensor), move.path) for move in static]):
+        if begin == after:
+            continue
+        paths = {path} if begin >= end else paths | {path}
+        end = max(end, after)
+        if len(paths) > 1 and paths & moved and paths & of_state and paths & guard.written:
+            return True
+    return False
 
 
 def _writes_copied(node: Node, static: Sequence[Move]) -> bool:
