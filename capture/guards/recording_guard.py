@@ -321,12 +321,7 @@ def make_recording_guard(
             guard.is_its_own = True
         for source, beside in tensor_read.also:
             place = _add_place(guard, before, source, replaced, seen)
-            if source.path in replaced:
-                looks = functools.partial(_is_view_of, owner, place, Geometry.of(beside))
-                guard.structure.append(Guard("value", Source("call", looks, None, source.path), True))
-            else:
-                guard.structure.append(Guard("value", place, beside))
-                guard.beside.append(beside)
+            _add_beside(guard, owner, place, beside, is_replaced=source.path in replaced)
     held = [
         _Held(_add_place(guard, before, before.sources[path][0], replaced, seen)) for path in sorted(before.dropped)
     ]
@@ -395,6 +390,18 @@ def add_owner(
     owner = StaticOwner(path, tuple(sources), tensor, tensor.data_ptr())
     guard.owners.append(owner)
     return owner
+
+
+def _add_beside(
+    guard: RecordingGuard, owner: StaticOwner, place: Source, tensor: torch.Tensor, *, is_replaced: bool
+) -> None:
+    """Guards on a tensor in another place that shares memory with a static one."""
+    if is_replaced:
+        looks = functools.partial(_is_view_of, owner, place, Geometry.of(tensor))
+        guard.structure.append(Guard("value", Source("call", looks, None, place.path), True))
+        return
+    guard.structure.append(Guard("value", place, tensor))
+    guard.beside.append(tensor)
 
 
 def own_tensors(described: DescribedRun, leaves: Sequence[Any]) -> set[int]:

@@ -18,6 +18,7 @@ from attrs import frozen
 from typing_extensions import override
 
 from capture.key import objects, pytree
+from capture.key.exact import bits_of
 from capture.key.name_uses import name_uses
 from capture.key.numpy_arrays import FROZEN, content, is_array_type
 from capture.key.pytree import PLAIN_TYPES
@@ -54,9 +55,9 @@ def same_value(first: Any, second: Any, depth: int = 0) -> bool:
     if kind is not type(second):
         return False
     if kind is float:  # 0.0 and -0.0 differ, and one NaN equals itself
-        return bool(first.hex() == second.hex())
+        return bits_of(first) == bits_of(second)
     if kind is complex:
-        return (first.real.hex(), first.imag.hex()) == (second.real.hex(), second.imag.hex())
+        return (bits_of(first.real), bits_of(first.imag)) == (bits_of(second.real), bits_of(second.imag))
     if issubclass(kind, tuple):
         pairs = zip(tuple.__iter__(first), tuple.__iter__(second), strict=False)
         same_size = tuple.__len__(first) == tuple.__len__(second) and depth < _DEEPEST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from typing_extensions import override
@@ -28,15 +29,20 @@ class _Hashed:
         return self.value is other.value or bool(self.value == other.value)
 
 
+def bits_of(value: float) -> str:
+    """Tells -0.0 from 0.0, and a NaN from one of another sign, of which ``math.copysign`` and kernels make another."""
+    return value.hex() if value == value else struct.pack("<d", value).hex()
+
+
 def exact(value: Any) -> Any:
     """A part of a key for a hashable value, by class and bits."""
     kind = type(value)
     if kind is str:
         return value
     if kind is float:
-        return (kind, value.hex())
+        return (kind, bits_of(value))
     if kind is complex:
-        return (kind, value.real.hex(), value.imag.hex())
+        return (kind, bits_of(value.real), bits_of(value.imag))
     if issubclass(kind, tuple):
         return (kind, *map(exact, tuple.__iter__(value)))
     if kind is frozenset:

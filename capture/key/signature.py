@@ -20,7 +20,7 @@ import torch
 from attrs import evolve, frozen
 
 from capture.key import numpy_arrays, objects, pytree, tensor_meta
-from capture.key.exact import exact
+from capture.key.exact import bits_of, exact
 from capture.key.packages import is_library, package_of
 from capture.native import native
 from capture.torch_private import capabilities
@@ -233,11 +233,11 @@ def _typed(value: Any, leaves: Leaves) -> Any:
 
 
 def _float_key(value: float, leaves: Leaves) -> Any:
-    return (float, value.hex())  # tells -0.0 from 0.0 and equals itself for nan
+    return (float, bits_of(value))
 
 
 def _complex_key(value: complex, leaves: Leaves) -> Any:
-    return (complex, value.real.hex(), value.imag.hex())
+    return (complex, bits_of(value.real), bits_of(value.imag))
 
 
 def _slice_key(value: slice, leaves: Leaves) -> Any:

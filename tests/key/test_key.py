@@ -6,7 +6,10 @@ import collections
 import enum
 import gc
 import math
+import struct
+import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -162,6 +165,29 @@ def test_signed_zero_is_never_taken_for_zero() -> None:
     captured = capture(divide)
     for zero in (0.0, 0.0, 0.0, -0.0, -0.0, -0.0, 0.0):
         assert bits(captured(A, zero)) == bits(divide(A, zero))
+
+
+NAN = float("nan")
+PAYLOAD = struct.unpack("<d", b"\x01\x00\x00\x00\x00\x00\xf8\xff")[0]
+
+
+@pytest.mark.parametrize("wrap", [lambda nan: nan, lambda nan: (1.0, nan), lambda nan: {"a": complex(0.0, nan)}])
+@pytest.mark.parametrize("is_state", [False, True])
+def test_nans_of_two_signs_are_told_apart(wrap: Callable[[float], Any], is_state: bool) -> None:
+    state = types.SimpleNamespace(value=wrap(NAN))
+
+    def of(value: Any) -> float:
+        part = value[1] if isinstance(value, tuple) else value["a"].imag if isinstance(value, dict) else value
+        return math.copysign(2.0, part)
+
+    def body(x: Tensor, value: Any) -> Tensor:
+        return x * of(state.value if is_state else value)
+
+    captured = capture(body)
+    for nan in (NAN, NAN, NAN, NAN, -NAN, -NAN, -NAN, NAN, PAYLOAD, PAYLOAD):
+        state.value = wrap(nan)
+        assert bits(captured(A, wrap(nan))) == bits(body(A, wrap(nan)))
+    assert recordings(captured).replays >= 2
 
 
 def test_nan_equals_itself_as_a_key() -> None:
