@@ -21,7 +21,7 @@ from capture.guards.read_walk import SEQUENCES, Opener, ReadWalk, always, item_k
 from capture.key import numpy_arrays
 from capture.key.code_names import MISSING
 from capture.native import native
-from capture.observe.host_draws import UNKNOWN, position_of
+from capture.observe.host_draws import UNKNOWN, is_moving, position_of
 from capture.state.cached_results import cached_in, keeps_these, misses_of
 from capture.state.source import Source, default_of
 
@@ -157,6 +157,28 @@ def _host_generator(walk: ReadWalk, value: Any, path: str) -> None:
 
 
 _ASKING_FOR_STATE = ("getstate", "get_state", "bit_generator", "__getstate__", "__reduce__")
+
+
+def _iterator(walk: ReadWalk, value: Any, path: str) -> None:
+    """An iterator that code looks at without taking from it: how much is left, or a copy of it. One that code takes
+    from moves, and the call is eager; one that only others take from must not drop a recording."""
+    asked = _ASKING_FOR_POSITION.intersection(walk.names.of_packages(()))
+    if not asked and "copy" not in walk.names.by_package:
+        return
+    position = position_of(value)
+    if position is UNKNOWN:
+        walk.found.obstacle = walk.found.obstacle or ("where an iterator stands", path)
+        return
+    for held in gc.get_referents(value):
+        walk.enter_value(held, path)
+    read = functools.partial(position_of, value)
+    walk.found.guards.append(Guard("value", Source("call", read, None, f"where {path} stands"), position))
+
+
+_ASKING_FOR_POSITION = frozenset({
+    "__length_hint__", "length_hint", "__reduce__", "__reduce_ex__", "gi_frame", "gi_running", "gi_suspended",
+    "getgeneratorstate", "getgeneratorlocals",
+})  # fmt: skip
 
 
 def _lock(walk: ReadWalk, value: Any, path: str) -> None:
@@ -312,4 +334,6 @@ def opener_of(kind: type) -> Opener | None:
         return _memory_of_c
     if found is None and numpy_arrays.is_hash(kind):
         return _hash
+    if found is None and is_moving(kind):
+        return _iterator
     return _array if found is None and numpy_arrays.is_array_type(kind) else found

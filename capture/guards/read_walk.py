@@ -43,7 +43,7 @@ _STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed", *COMPILERS)
 """Packages whose objects count their steps in attributes, and that have switches or guards of their own here."""
 _NOT_OPENED = (
     torch.Tensor, torch.Generator, torch.Stream, torch.Event, torch.UntypedStorage, torch.device,
-    types.CodeType, types.FrameType, types.GeneratorType, types.TracebackType,
+    types.CodeType, types.FrameType, types.TracebackType,
 )  # fmt: skip
 _WITH_GUARDS = (torch.Tensor, torch.Generator)
 SEQUENCES: tuple[Any, ...] = (list, set, deque)

@@ -35,7 +35,7 @@ def positions(before: Snapshot) -> list[Place]:
     """The present positions of all generators and iterators."""
     places: list[Place] = []
     seen: set[int] = set()
-    kinds = {kind for kind in {type(value) for _, value in list(before.sources.values())} if _is_one(kind)}
+    kinds = {kind for kind in {type(value) for _, value in list(before.sources.values())} if is_moving(kind)}
     for source, value in list(before.sources.values()) if kinds else ():
         if type(value) not in kinds or id(value) in seen:
             continue
@@ -99,7 +99,7 @@ def _draws(value: Any) -> bool:
     return isinstance(value, random.Random) or (numpy is not None and isinstance(value, numpy.RandomState))
 
 
-def _is_one(kind: type) -> bool:
+def is_moving(kind: type) -> bool:
     """Whether the objects of a class are generators or iterators."""
     if kind in weakref.ProxyTypes:  # they answer for another object, which is found by itself
         return False
