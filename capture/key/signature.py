@@ -10,6 +10,7 @@ import contextlib
 import enum
 import inspect
 import itertools
+import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict
@@ -364,6 +365,8 @@ _next_token = itertools.count(1)
 _deaths = 0
 _held: OrderedDict[Any, int] = OrderedDict()
 _MOST_HELD = 1024
+_kept: dict[int, tuple[Any, Token]] = {}
+_MOST_KEPT, _MOST_OF_A_CLASS = 64, 6
 NEVER_WEAKLY = (torch.Stream, torch.Event)
 """A CUDA stream or event of torch 2.11 dies without clearing its weak references, which then give out freed memory."""
 
@@ -372,6 +375,8 @@ def identity_token(value: Any) -> int:
     """A number for an object that lives as long as the object and is never given to another one."""
     if isinstance(value, NEVER_WEAKLY):
         return _token_of_held(value)
+    if (alive := _kept.get(id(value))) is not None:  # so that the address is still its own
+        return alive[1]
     kept = _tokens.get(id(value))
     if kept is not None and kept[0]() is value:
         return kept[1]
@@ -381,6 +386,8 @@ def identity_token(value: Any) -> int:
         # a callback in C: an exception of a signal handler inside a Python callback would be lost
         reference = _Reference(value, _died.append)
     except TypeError:
+        if objects.is_plain(type(value)):
+            return _token_of_kept(value)
         raise Unkeyable(f"{type(value).__name__} object") from None
     reference.address, reference.token, reference.kind = id(value), token, weakref.ref(type(value))
     kept = _tokens.setdefault(id(value), (reference, token))
@@ -425,6 +432,24 @@ def _token_of_held(value: Any) -> int:
     if len(_held) > _MOST_HELD:
         _held.popitem(last=False)
     return token
+
+
+def _token_of_kept(value: Any) -> int:
+    """As ``identity_token``, for objects of plain classes that take no weak reference (slots, ``SimpleNamespace``). A
+    few are kept alive instead, each until it is seen that nobody else has it: then it counts as gone."""
+    global _deaths
+    of_one = object()
+    kept = [*_kept.values(), (of_one, Token(0))]
+    *counts, of_two = [sys.getrefcount(one) for one, _ in kept]  # this name has the last one besides
+    for (one, token), count in zip(kept, counts, strict=False):
+        if count < of_two and _kept.pop(id(one), None) is not None:
+            token.is_dead, _deaths = True, _deaths + 1
+            objects.died(type(one))
+    if sum(type(one) is type(value) for one, _ in kept) >= _MOST_OF_A_CLASS:  # recordings of theirs keep them alive
+        objects.died(type(value))
+    if len(_kept) >= _MOST_KEPT:
+        raise Unkeyable(f"{type(value).__name__} object")
+    return _kept.setdefault(id(value), (value, Token(next(_next_token))))[1]
 
 
 Switches = tuple[
