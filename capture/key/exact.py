@@ -31,7 +31,15 @@ class _Hashed:
 
 def bits_of(value: float) -> str:
     """Tells -0.0 from 0.0, and a NaN from one of another sign, of which ``math.copysign`` and kernels make another."""
-    return value.hex() if value == value else struct.pack("<d", value).hex()
+    return value.hex() if value == value else f"nan {struct.pack('<d', value).hex()}"
+
+
+def float_of(bits: str) -> float:
+    """The number that ``bits_of`` tells of."""
+    if not bits.startswith("nan"):
+        return float.fromhex(bits)
+    number: float = struct.unpack("<d", bytes.fromhex(bits[3:]))[0]
+    return number
 
 
 def exact(value: Any) -> Any:

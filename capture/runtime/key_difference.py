@@ -14,6 +14,7 @@ import torch
 
 from capture.core.facts import GivenUp, HostSync, Variation
 from capture.key import modes
+from capture.key.exact import float_of
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Token
 from capture.native import native
@@ -217,7 +218,7 @@ def _text(part: Any) -> str:
     """One value, as the user would write it if it is plain."""
     match part:
         case (kind, str() as text) if kind is float:
-            return repr(float.fromhex(text))
+            return repr(float_of(text))
         case (type() as kind, value) if kind in PLAIN_TYPES or kind is torch.Size:
             return _shortened(repr(value))
         case (torch.dtype() as dtype, torch.Size() as shape, *_):

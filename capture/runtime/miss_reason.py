@@ -8,6 +8,7 @@ import torch
 
 from capture.core.facts import LimitReached
 from capture.key import modes, tensor_meta
+from capture.key.exact import float_of
 from capture.key.signature import Key
 from capture.observe import source_location
 from capture.runtime.captured import Captured
@@ -71,7 +72,7 @@ def _first(names: Any, before: Key, after: Key) -> tuple[str, str, str] | None:
 def _text(part: Any) -> str:
     """One part of a key, as the user would write it where it is a plain value."""
     if isinstance(part, tuple) and len(part) == 2 and part[0] is float:
-        return repr(float.fromhex(part[1]))
+        return repr(float_of(part[1]))
     if isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], type):
         plain = part[0] in (int, bool, str, torch.Size)
         return repr(part[1]) if plain else f"{part[0].__name__} object"

@@ -30,6 +30,7 @@ from typing_extensions import override
 from capture.core.facts import Facts
 from capture.engines.base import LiftedNumbers, Number
 from capture.key import pytree
+from capture.key.exact import float_of
 from capture.key.input_places import InputPlace, number_place
 from capture.key.modes import Here
 from capture.key.name_uses import updated_names
@@ -399,7 +400,7 @@ def is_number_in_state(part: Any) -> bool:
 def number_of(part: Any) -> Number:
     """The number that this part of a key stands for."""
     kind, value = part
-    number: Number = float.fromhex(value) if kind is float else value
+    number: Number = float_of(value) if kind is float else value
     return number
 
 

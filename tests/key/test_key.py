@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from capture import capture, recordings
 from capture.key import signature
+from capture.runtime import numbers
 from tests.support.keys import A, B, C, D, E, bits, check_same, x_of
 from tests.support.keys import fresh as fresh
 
@@ -188,6 +189,13 @@ def test_nans_of_two_signs_are_told_apart(wrap: Callable[[float], Any], is_state
         state.value = wrap(nan)
         assert bits(captured(A, wrap(nan))) == bits(body(A, wrap(nan)))
     assert recordings(captured).replays >= 2
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -1e-310, math.inf, -math.inf, NAN, -NAN, PAYLOAD])
+def test_the_number_of_a_part_of_a_key(value: float) -> None:
+    part = signature.key_of(value, signature.Leaves())
+    assert struct.pack("<d", numbers.number_of(part)) == struct.pack("<d", value)
+    assert numbers.is_number(part) == (value in (1.5, -1e-310))
 
 
 def test_nan_equals_itself_as_a_key() -> None:
