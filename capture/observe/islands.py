@@ -227,7 +227,12 @@ def settle(owner: Any) -> None:
 
 def has_answers(owner: Any) -> bool:
     """Whether outcomes of islands of this call are still to be taken by a second run."""
-    return _left.owner is owner and bool(_left.outcomes)
+    return _left.owner is owner and are_answered()
+
+
+def are_answered() -> bool:
+    """Whether outcomes of islands are still to be taken in this thread."""
+    return bool(_left.outcomes)
 
 
 def taken(function: Callable[..., Any]) -> Outcome | None:
@@ -484,6 +489,8 @@ def _probe_base() -> tuple[int, int]:
 
 
 _NOTHING = _text_of(None, (), [])
+GIVES_NOTHING = repr(_NOTHING)
+"""``Facts.reads`` has this of one that gives None, as an optimizer's step does."""
 _ALONE_BASE, _BASE_USES = _probe_base()
 
 

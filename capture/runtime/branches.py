@@ -18,6 +18,7 @@ A read that gives another value in call after call, such as a loss for the log, 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -122,11 +123,12 @@ class Followed:
 class _Walk(Commit):
     """One replay, segment by segment."""
 
-    __slots__ = ("expressed", "is_last", "is_lost", "islands", "keeps", "read", "stopped", "undo")
+    __slots__ = ("beside", "expressed", "is_last", "is_lost", "islands", "keeps", "read", "stopped", "undo")
 
     def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
         super().__init__(captured, node, tree, values, leaves)
         self.undo, self.is_last, self.keeps = Undo(), False, False
+        self.beside: Sequence[torch.Tensor] = ()
         self.read: dict[int, Any] = {}
         self.expressed: dict[Any, Any] = {}
         if node.program is not None:  # another branch may need it
@@ -248,7 +250,8 @@ class _Walk(Commit):
         def run() -> None:
             tree.recording = True  # so that the garbage collector does not change the tree meanwhile
             with torch.set_grad_enabled(call.grad):
-                given = call.args, call.kwargs, call.beside, call.generators, call.before
+                beside = (*call.beside, *self.beside)
+                given = call.args, call.kwargs, beside, call.generators, call.before
                 keep_outcome(perform(call.function, *given, keep_outcome, keeps=keeps)[0])
 
         def settle(_: bool) -> Found | None:
@@ -323,12 +326,13 @@ class _Walk(Commit):
 
 def replay(
     captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], run: BodyRun | None, *,
-    resumes: bool = True, keeps: bool = False,
+    resumes: bool = True, kept: Sequence[torch.Tensor] | None = None,
 ) -> Followed:  # fmt: skip
     """Begin with a recording that fits, and go on with those that were recorded after what the host reads. ``resumes``:
-    as for a recording without breaks. ``keeps``: islands that ran are to be answered though the call is complete."""
+    as for a recording without breaks. ``kept``: islands that ran are to be answered though the call is complete, and
+    these tensors will have been put back then."""
     walk = _Walk(captured, node, tree, values, leaves)
-    walk.resumes, walk.keeps = resumes, keeps
+    walk.resumes, walk.keeps, walk.beside = resumes, kept is not None, kept or ()
     result: Followed = walk.run(walk.walk, (), run)
     return result
 

@@ -28,6 +28,7 @@ from capture.runtime.verify import (
     Comparison,
     NoMemoryError,
     Results,
+    State,
     is_same,
     put_back_after,
     run_body,
@@ -74,7 +75,7 @@ class BucketComparison(Comparison):
     """Strides of the leaves of the padded result; copies of them may have other ones."""
 
     @override
-    def _replayed(self) -> Any:
+    def _replayed(self, before: State) -> Any:
         run = BodyRun()
         try:
             where = self.captured, self.node, self.tree, self.padded, self.padded_leaves
@@ -93,7 +94,7 @@ class BucketComparison(Comparison):
         captured.log.counters.verifications += 1
         raised: str | None = None
         try:
-            left, ours = put_back_after(lambda: self.taken(self._replayed()), before, self.call)
+            left, ours = put_back_after(lambda: self.taken(self._replayed(before)), before, self.call)
         except OperatorRaisedError as error:
             raised = str(error)
         self.eager = run_body(captured, self.call)

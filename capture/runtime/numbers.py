@@ -45,7 +45,7 @@ from capture.runtime.noted_math import noting_math
 from capture.runtime.noted_numbers import Formula, Noting, holds_noted
 from capture.runtime.noted_runs import noted_amounts, watched_with
 from capture.runtime.payoff import clock_of
-from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, Verified
+from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, State, Verified
 from capture.runtime.whole_replay import replay_whole
 from capture.state import body_run
 from capture.state.amounts import number_of_place
@@ -517,7 +517,7 @@ class NumberComparison(Comparison):
     leaves: list[Any] = field(kw_only=True)
 
     @override
-    def _replayed(self) -> Any:
+    def _replayed(self, before: State) -> Any:
         where = self.captured, self.node, self.tree, self.call.values, self.leaves, None
         result = self.lifted.run(self.numbers, lambda: replay_whole(*where))
         if result is MISS:

@@ -6,6 +6,7 @@ happen once. What a body computes differently from itself is told apart by runni
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from capture.key import pytree, tensor_meta
 from capture.key.modes import inlined
 from capture.key.numpy_arrays import is_array_type
 from capture.native import native
-from capture.observe import islands
+from capture.observe import islands, run
 from capture.runtime import branches
 from capture.runtime.branches import Followed
 from capture.runtime.captured import Captured
@@ -254,11 +255,14 @@ class Comparison:
         except torch.OutOfMemoryError as error:
             raise NoMemoryError from error
 
-    def _replayed(self) -> Any:
-        where = self.captured, self.node, self.tree, self.call.values, self.call.leaves
+    def _leaves(self) -> list[Any]:
+        return self.call.leaves
+
+    def _replayed(self, before: State) -> Any:
+        where = self.captured, self.node, self.tree, self.call.values, self._leaves()
         if not self.node.reads:
             return replay(*where, None)
-        went = branches.replay(*where, None, keeps=True)
+        went = branches.replay(*where, None, kept=[tensor for _, tensor, _ in before.tensors])
         if went.node is None:
             raise _Stopped(went)
         self.node, self.ran = went.node, went.ran
@@ -276,16 +280,20 @@ class Comparison:
     def run(self) -> Verified:
         """Replay, put back, run the body, compare."""
         captured, (before, _) = self.captured, self.taken()
-        given: list[Any] = []
+        given, stopped = list[Any](), list[Followed]()
 
         def replayed() -> tuple[State, Results]:
-            given.append(self._replayed())
+            try:
+                given.append(self._replayed(before))
+            except _Stopped as error:
+                stopped.append(error.found)
+                raise
             return self.taken(given[0])
 
         try:
-            left, ours = put_back_after(replayed, before, self.call)
-        except _Stopped as stopped:
-            return Verified(stopped=stopped.found, has_result=False)
+            left, ours = put_back_after(replayed, before, self.call, unless=stopped)
+        except _Stopped:
+            return Verified(stopped=stopped[0], has_result=False)
         self.eager = self._body()
         self.has_run = True
         after, theirs = self.taken(self.eager, copied=False)  # as large as the results, in most calls for nothing
@@ -313,15 +321,19 @@ class Comparison:
         return Verified(self.eager, differs=wrong or _names(ours, different), is_wrong=wrong is not None)
 
 
-def put_back_after(take: Callable[[], tuple[State, Results]], before: State, call: Call) -> tuple[State, Results]:
-    """What is ``taken``, and whatever ends that: all is as it was ``before``."""
+def put_back_after(
+    take: Callable[[], tuple[State, Results]], before: State, call: Call, unless: Sequence[Any] = ()
+) -> tuple[State, Results]:  # fmt: skip
+    """What is ``taken``, and whatever ends that: all is as it was ``before``, ``unless`` a replay that stopped has put
+    back what was its own: what islands did stays."""
     taken: list[tuple[State, Results]] = []
 
     def run() -> None:
         taken.append(take())
 
     def finish(_: bool) -> None:
-        before.put_back(call.named_roots, taken[0][0] if taken else None)
+        if not unless:
+            before.put_back(call.named_roots, taken[0][0] if taken else None)
 
     native.committed(run, (), finish)
     return taken[0]
@@ -339,6 +351,8 @@ def verified(captured: Captured, entry: Entry, node: Node, tree: Tree, call: Cal
 
 
 def run_body(captured: Captured, call: Call) -> Any:
-    """What a replay is compared with: the body, with captured functions inside it inlined."""
+    """What a replay is compared with: the body, with captured functions inside it inlined. Islands that ran in the
+    replay may be steps of optimizers."""
     captured.log.counters.body_runs += 1
-    return inlined(call.run)
+    with captured.optimizers.steps_apart(run.run_island) if islands.are_answered() else contextlib.nullcontext():
+        return inlined(call.run)
