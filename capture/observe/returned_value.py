@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from attrs import define, evolve, field, frozen
 
+from capture.observe.islands import GIVES_NOTHING
 from capture.torch_private.capabilities import FUNCTION_MODES
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -1034,9 +1035,10 @@ def returned_at(reads: Sequence[str]) -> dict[int, list[tuple[str, str]]]:
     return places_by_read
 
 
-def are_read_anew(reads: Sequence[str]) -> bool:
-    """Whether the body only returns or keeps all values that the host reads: no replay compares one."""
-    return all(text.startswith(RETURNED) and not text.startswith(ASKED) for text in reads)
+def go_one_way(reads: Sequence[str]) -> bool:
+    """Whether the body only returns or keeps all values that the host reads, and gets none of islands: it cannot go
+    another way."""
+    return all((text.startswith(RETURNED) and not text.startswith(ASKED)) or text == GIVES_NOTHING for text in reads)
 
 
 def is_computed(text: str) -> bool:

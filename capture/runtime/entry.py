@@ -22,7 +22,7 @@ from capture.native import seen
 from capture.observe.described import DescribedRun
 from capture.observe.expectation import Expectation
 from capture.observe.host_values import is_whole
-from capture.observe.returned_value import RETURNED, are_read_anew
+from capture.observe.returned_value import RETURNED, go_one_way
 from capture.observe.run import ObservedRun
 from capture.runtime.payoff import Payoff
 from capture.state.call import Call
@@ -263,9 +263,9 @@ class Entry:
         return any(self.branches) or (self.facts is not None and bool(self.facts.reads))
 
     @property
-    def reads_anew(self) -> bool:
-        """Whether the body only returns or keeps what the host reads, so that nothing else follows from it."""
-        return all(are_read_anew(reads) for reads, _ in self.known_branches())
+    def goes_one_way(self) -> bool:
+        """Whether nothing follows from what the host reads in the body."""
+        return all(go_one_way(reads) for reads, _ in self.known_branches())
 
     def plans(self) -> list[CapturePlan]:
         """The plans of all branches."""

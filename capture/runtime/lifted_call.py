@@ -19,8 +19,9 @@ from capture.key.input_places import with_places
 from capture.key.modes import Here
 from capture.key.signature import Leaf, Leaves
 from capture.native import MISS
+from capture.observe import islands
 from capture.observe.capture_lock import locked
-from capture.observe.returned_value import are_read_anew
+from capture.observe.returned_value import go_one_way
 from capture.runtime import inputs, numbers, rebind, verify
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
@@ -205,7 +206,7 @@ def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list
     """A recording that begins a step, made without a trace where there is none."""
 
     def found() -> Node | None:
-        return next((node for node in entry.nodes if node.parent is tree.root and are_read_anew(node.reads)), None)
+        return next((node for node in entry.nodes if node.parent is tree.root and go_one_way(node.reads)), None)
 
     if found() is None:
         call = captured.call(values, leaves)
@@ -292,7 +293,9 @@ def _compare_numbers(captured: Captured, lifted: numbers.Lifted, bound: Call, le
     if call_numbers is None:  # of the call that was recorded: it is right for others
         return MISS
     verified = numbers.compared(captured, lifted, bound, call_numbers, leaves)
-    if verified.is_wrong or lifted.is_broken:
+    if verified.stopped is not None:
+        islands.answer(body_run.current(), verified.stopped.ran)
+    elif verified.is_wrong or lifted.is_broken:
         captured.lifts_left = 0
         _lift_no_more(captured, lifted)
     elif verified.undecided is None:

@@ -36,7 +36,7 @@ from capture.key.modes import Here
 from capture.key.name_uses import updated_names
 from capture.key.packages import package_of
 from capture.native import MISS
-from capture.observe.returned_value import are_read_anew
+from capture.observe.returned_value import go_one_way
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry, Family
@@ -46,7 +46,6 @@ from capture.runtime.noted_numbers import Formula, Noting, holds_noted
 from capture.runtime.noted_runs import noted_amounts, watched_with
 from capture.runtime.payoff import clock_of
 from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, State, Verified
-from capture.runtime.whole_replay import replay_whole
 from capture.state import body_run
 from capture.state.amounts import number_of_place
 from capture.state.call import Call
@@ -215,7 +214,8 @@ def _noted(
     run = functools.partial(watched_with, captured, noted, dict(zip(positions, given, strict=True)))
     watched, described = run() if others_may_run() else noting_math(noting, run)
     facts, results = described.facts, [leaf for _, leaf in pytree.result_leaves(watched.result)]
-    follows = facts.islands or not all(sync.is_compared for sync in facts.host_syncs) or not are_read_anew(facts.reads)
+    follows = not all(sync.is_compared for sync in facts.host_syncs) or not go_one_way(facts.reads)
+    follows = follows or not all(island.is_undoable for island in facts.islands)
     if noting.is_read or facts.gradients or follows:
         return None
     if reads_in_c(watched.ran, but=None if others_may_run() else math):
@@ -230,10 +230,11 @@ def _noted(
 
 
 def may_lift(entry: Entry) -> bool:
-    """Whether its recordings go one way: nothing follows from what the host reads. Segments that are captured are not
-    compared with others."""
+    """Whether its recordings go one way: nothing follows from what the host reads; and all that islands do can be
+    undone, as further runs do it again. Segments that are captured are not compared with others."""
     executes = entry.backend is not None and entry.backend.executes_recording_runs
-    return not entry.has_reads or (executes and entry.reads_anew)
+    undoable = all(island.is_undoable for facts in entry.known_facts() for island in facts.islands)
+    return not entry.has_reads or (executes and undoable and entry.goes_one_way)
 
 
 def twin_of(
@@ -517,9 +518,12 @@ class NumberComparison(Comparison):
     leaves: list[Any] = field(kw_only=True)
 
     @override
+    def _leaves(self) -> list[Any]:
+        return self.leaves
+
+    @override
     def _replayed(self, before: State) -> Any:
-        where = self.captured, self.node, self.tree, self.call.values, self.leaves, None
-        result = self.lifted.run(self.numbers, lambda: replay_whole(*where))
+        result = self.lifted.run(self.numbers, functools.partial(super()._replayed, before))
         if result is MISS:
             raise NoMemoryError("the numbers of a recording cannot be set")
         return result

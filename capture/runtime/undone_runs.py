@@ -38,7 +38,7 @@ def bring_to_replay(
             facts = observe_undone(captured, entry, call)
             if facts.collectives:
                 return Outcome("skipped", _ONE_RUN)
-            if facts.islands and not with_gradients:
+            if not (with_gradients or all(island.is_undoable for island in facts.islands)):
                 return Outcome("skipped", "an island runs once a call")
         elif phase == "eager":
             return stays_eager(captured, entry)

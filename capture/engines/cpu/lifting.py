@@ -21,7 +21,7 @@ from capture.engines.base import Number, NumbersToLift
 from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep
 from capture.key.tensor_meta import bytes_of
 from capture.observe.operator_schema import number_arguments
-from capture.observe.returned_value import are_read_anew
+from capture.observe.returned_value import go_one_way
 
 Numbers = Sequence[tuple[Number, Number]]
 """For each number its values in the two runs."""
@@ -94,7 +94,7 @@ def lift(first: Tape, second: Tape, numbers: NumbersToLift) -> TapeNumbers | str
     """The numbers as registers of ``second``, if the tapes differ in them alone."""
     if (
         first.reads != second.reads
-        or not are_read_anew(second.reads)
+        or not go_one_way(second.reads)
         or len(first.steps) != len(second.steps)
         or len(first.roots) != len(second.roots)
     ):
