@@ -29,7 +29,7 @@ import torch
 from attrs import define, field
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
-from capture.autograd import leaf_swap, live_graph
+from capture.autograd import inner_results, leaf_swap, live_graph
 from capture.autograd.leaf_swap import Lent, lent
 from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
 from capture.autograd.recomputation import Blocks, Recomputation
@@ -275,6 +275,8 @@ class SavedGraph:
     """Makes the results of calls part of the callers' graphs."""
     hooks: SavedTensorHooks = field(factory=SavedTensorHooks)
     outputs: tuple[GradientEdge, ...] = ()
+    inner_results: tuple[tuple[int, GradientEdge], ...] = ()
+    """Places of outputs that others are made of, with their positions."""
     inputs: tuple[GradientEdge, ...] = ()
     """Where the gradients of arguments and then of ``parameters`` are computed."""
     uses: tuple[int, ...] = ()
@@ -576,6 +578,7 @@ class GraphSaver:
         with torch.no_grad():
             hooks.mark_seeds(attached)
             self._note_edges(ends)
+            self.program.inner_results = tuple([(at, _edge_of(attached[at])) for at in inner_results.found(attached)])
             saved = self._find_saved(list(detached.values()))
         pair = ForwardOutputs(_replaced(result, detached), tuple(detached.values()), tuple(saved))
         pair.program = self.program

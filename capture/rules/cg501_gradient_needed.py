@@ -48,8 +48,9 @@ in the last bit. A parameter's hooks run as in eager, but after all gradients of
 The function is one node of the caller's graph, freed and checked as a whole. Where eager's backward pass needs a part
 of it alone (some inputs, one of two results that share nothing), a second backward pass, or a write into what another
 part saved, may raise here and not in eager. One that raises leaves other gradients behind. A result that another result
-is made of has no part in that one's graph: its hooks and `retain_grad` see what comes from outside only. A hook put on
-a parameter later gets None where only results are used that do not depend on it.
+is made of has no part in that one's graph: where hooks, `retain_grad` or `torch.autograd.grad` ask for its gradient,
+calls to come are eager. A hook that is put on it for the first time after replays sees, in that pass, what comes from
+outside only. A hook put on a parameter later gets None where only results are used that do not depend on it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ import torch
 from attrs import define, evolve, frozen
 from typing_extensions import override
 
-from capture.autograd import accumulate_grad, higher_order, leaf_swap
+from capture.autograd import accumulate_grad, higher_order, inner_results, leaf_swap
 from capture.autograd.backward_timer import BackwardTimer
 from capture.autograd.recomputation import drawing_from
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
@@ -192,6 +192,8 @@ class Region:
         self._found: _Found | None = None
         """What the last backward pass of a recording ran by."""
         self._retired = False
+        self._hands_on = False
+        """Somebody asks for gradients of results that others are made of, which the kept graph alone knows."""
 
     def run(self, call: Call, values: tuple[Any, ...]) -> ForwardOutputs:
         """The user's function in grad mode, and its program."""
@@ -220,17 +222,32 @@ class Region:
             self._captured.fast_paths.clear()
 
     def look_for_higher_order(self, result: Any) -> None:
-        """Notice where gradients of gradients are asked for of what an eager run gave: its graph is the caller's."""
+        """Notice where gradients of gradients, or of inner results, are asked for of what an eager run gave: its graph
+        is the caller's."""
         region = weakref.ref(self)
+        results = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
+        results = [leaf for leaf in results if leaf.grad_fn is not None]
+
+        def tell() -> None:
+            mine = region()
+            if mine is not None:
+                mine.note_inner_result()
+
+        look_at_inner = inner_results.watcher(results, tell)
 
         def look(_: Any) -> None:
             mine = region()
             if torch.is_grad_enabled() and mine is not None:
                 mine.note_higher_order()
+            look_at_inner()
 
-        for _, leaf in result_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                torch_autograd.add_prehook(leaf.grad_fn, look)
+        for leaf in results:
+            torch_autograd.add_prehook(leaf.grad_fn, look)
+
+    def note_inner_result(self) -> None:
+        """Gradients of a result are asked for that another result is made of: see ``inner_results``."""
+        self._hands_on = True
+        self._note_obstacle("gradients are asked for of a result that another result is made of")
 
     def note_higher_order(self) -> None:
         """A backward pass keeps a graph of its own. As the caller's graph has one node for the whole body, sums of
@@ -309,6 +326,11 @@ class Region:
                 uses = [frame.casts[number] for number in program.used_parameters]
             elif program.casts_alone and shared_casts.meets_others(parameters, program.casts_alone):
                 self._note_obstacle("calls of one block of autocast share weights, which is new")
+            if program.inner_results:
+                frame.results = [
+                    inner_results.InnerResult(at, edge, weakref.ref(pair.attached[at]))
+                    for at, edge in program.inner_results
+                ]
             if program.apart:
                 frame.handles = {
                     position: higher_order.handle(wanted[position])
@@ -358,7 +380,7 @@ class Region:
         """The backward pass of one call. ``at_home``: in the thread of the forward pass, or while that waits for it.
         ``buffers``: of the parameters, to which their gradients are added; None: all are given back as they are."""
         is_looked_at = torch.is_anomaly_enabled()  # autograd looks at what each node gives
-        if self._retired or is_looked_at or program.again.is_of_one_run or program.branch is None:
+        if self._retired or is_looked_at or self._hands_on or program.again.is_of_one_run or program.branch is None:
             return _run_plainly(program, tensors, grads, buffers, at_home=at_home)
         pool, found = self._pool(), self._found
         recorded = None if found is None else found.recorded_of(pool, program, accumulates=buffers is not None)
@@ -586,6 +608,7 @@ class Frame:
         "inner",
         "owners",
         "parameters",
+        "results",
         "states",
         "stream",
         "to_save",
@@ -612,12 +635,18 @@ class Frame:
         """Objects that blocks under checkpoints need."""
         self.states: Sequence[tuple[torch.Generator, torch.Tensor]] = ()
         """Generators, and the states from which those blocks draw."""
+        self.results: Sequence[inner_results.InnerResult] = ()
+        """Those that another result is made of."""
         self.was_run = False
         self.stream: int | None = None
         """The one of the forward pass, on which autograd runs the backward pass, too; None: nobody asks."""
 
     def gradients(self, node: Any, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
         """The backward pass, in the tree that the forward pass ran in. ``node``: of the caller's graph."""
+        if self.results and not torch.is_grad_enabled():
+            asked_for = [result for result in self.results if result.is_asked_for()]
+            if asked_for:
+                return self._handing_on(asked_for, node, tensors, grads)
         if self._program.donates and torch_autograd.keeps_graph():
             raise RuntimeError(torch_autograd.DONATED_ERROR)
         if self.was_run and self._program.again.runs_once:
@@ -638,6 +667,18 @@ class Frame:
                 raise
         with drawing_from(self.states):
             return _run_plainly(self._program, self._all(tensors), grads, None, at_home=False)
+
+    def _handing_on(
+        self, asked_for: Sequence[inner_results.InnerResult], node: Any, tensors: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        """As ``gradients``, where somebody asks for those of results that others are made of."""
+        self._region.note_inner_result()
+        results, self.results = self.results, ()
+        try:
+            with inner_results.handing_on(asked_for, grads):
+                return self.gradients(node, tensors, grads)
+        finally:
+            self.results = results
 
     def _with_graph(self, node: Any, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
         """As ``gradients``, as part of the caller's graph, so that gradients of the gradients can be asked for."""

@@ -51,6 +51,17 @@ def nodes_above(ends: Sequence[torch.Tensor], left_out: Iterable[Any] = ()) -> I
             stack.extend(above for above, _ in node.next_functions)
 
 
+def is_end_of_pass(node: Any) -> bool:
+    """Whether the backward pass under way was asked for the gradients that come to this node, and not for those of what
+    is behind it. Without the name of torch nobody can tell."""
+    if will_execute is None or not will_execute(node):
+        return False
+    try:
+        return not any(will_execute(above) for above, _ in node.next_functions if above is not None)
+    except RuntimeError:  # torch tells of no leaf in a pass for chosen inputs, but that it would be come to
+        return False
+
+
 def function_of(node: Any) -> type | None:
     """The class with the user's ``backward`` that the node runs; None for a node of torch's. Without the name no node
     is one of a user's."""
