@@ -17,7 +17,9 @@ which a replay adds to what is there then.
 Which questions are asked may follow from earlier answers, so they are a tree. It is proven for each entry, between its
 watched run and its recording, as only a watched run shows that another one can be undone; and again when its recordings
 are dropped. Where more comes of the numbers after some answers (``if step % 10 == 0: print(step)``), calls with those
-answers run eagerly.
+answers run eagerly. The body may branch on truths that it reads on the device, too (``if torch.isfinite(x).all()``):
+what it does with the numbers is proven for each of these branches, when a call first goes that way, and a recording is
+kept only where that was shown of what it read.
 """
 
 from __future__ import annotations
@@ -99,6 +101,11 @@ class Decisions:
     """For each tuple of answers, the numbers of one call that gave them."""
     calls_foreign: bool = False
     """See ``Facts.calls_foreign``."""
+    _proven: set[tuple[Any, ...]] = field(factory=set)
+    """Answers, with the values read that replays compare, after which it was shown that nothing else comes of the
+    numbers."""
+    reads_others: bool = False
+    """The body reads values that replays compare: after others it may do something else with the numbers."""
 
     def own(self, values: Values) -> list[Number] | None:
         """The numbers of a call; None where they are of other types."""
@@ -153,6 +160,13 @@ class Decisions:
         """Whether it was proven what the body leaves after these answers."""
         return any(one.branch()[: len(reads)] == reads for one in self.candidates())
 
+    def covers(self, values: Values, facts: Facts) -> bool:
+        """Whether it was shown what a run with these numbers does with them, which read this."""
+        own = self.own(values)
+        if not self.reads_others or not self.positions or own is None:
+            return True
+        return (self._walked(own)[0], read_and_compared(facts)) in self._proven
+
     def candidates(self) -> list[Computed]:
         """All formulas that were proven."""
         return [one for several in self._computed.values() for one in several]
@@ -198,6 +212,8 @@ class Decisions:
         if is_enough and self._amounts.setdefault(answers, {}).setdefault(reads, proof.amounts) != proof.amounts:
             return False
         if is_enough:
+            self._proven.add((answers, proof.compared))
+            self.reads_others = self.reads_others or bool(proof.compared)
             self._changed[answers, reads] = self._changed.get((answers, reads), frozenset()) | proof.changed
         if is_enough and proof.computed is not None:
             known = self._computed.setdefault(answers, [])
@@ -295,7 +311,9 @@ def hold(captured: Captured, entry: Entry, bound: Call) -> bool:
     if decisions is None:
         return True
     # the first recording needs the answers of its own call, if the body asks something of what it reads
-    is_proven = entry.asks_no_more and (bool(entry.nodes) or not any(one.asked for one in decisions.candidates()))
+    tells_more = decisions.reads_others or any(one.asked for one in decisions.candidates())
+    is_proven = entry.asks_no_more and (bool(entry.nodes) or not tells_more)
+    is_proven = is_proven and not (decisions.reads_others and decisions.positions)
     if is_proven or (decisions.positions and not decisions.parts(bound.values)):
         return True
     if entry.facts is None or calls_out(entry.facts):
@@ -303,7 +321,7 @@ def hold(captured: Captured, entry: Entry, bound: Call) -> bool:
         return not decisions.positions
     wanted = read_by_number(entry.facts, decisions.candidates())
     is_enough = _learned(captured, bound, decisions, wanted).is_enough
-    if entry.asks_no_more:  # after other answers: those stay proven
+    if entry.asks_no_more and not (decisions.reads_others and decisions.positions):  # those before stay proven
         return True
     entry.asks_no_more = is_enough is True
     if is_enough is None:
@@ -364,16 +382,18 @@ def proves_branch(captured: Captured, entry: Entry, bound: Call, reads: tuple[st
     decisions: Decisions | None = captured.decisions
     if decisions is None or entry.facts is None or calls_out(entry.facts):
         return False
-    if reads in entry.proven_branches and decisions.is_known(reads):
+    if reads in entry.proven_branches and (decisions.is_known(reads) or not decisions.candidates()):
         return True
     if decisions.calls_foreign:
         return False
-    entry.proven_branches.add(reads)
     entry.branch_proofs += 1
     if entry.branch_proofs > 2 * MOST_BRANCHES:
         return False
     wanted = frozenset(number for one in decisions.candidates() for number in one.taken)
-    return _learned(captured, bound, decisions, wanted).is_enough is True
+    is_enough = _learned(captured, bound, decisions, wanted).is_enough is True
+    if is_enough:
+        entry.proven_branches.add(reads)
+    return is_enough
 
 
 def _varying(
@@ -485,6 +505,8 @@ class _Proof:
     unplaced: Sequence[Change] = ()
     changed: frozenset[int] = frozenset()
     """Places that change."""
+    compared: tuple[str, ...] = ()
+    """See ``read_and_compared``."""
 
 
 def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int]) -> _Proof | None:
@@ -504,13 +526,13 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
     left = _left_after_others(captured, call, decisions, first, own)
     if left is None:
         return _Proof(asked, {}, is_enough=False)
-    added = Decisions(decisions.positions, decisions.kinds)
+    added, others = Decisions(decisions.positions, decisions.kinds), read_and_compared(first.facts)
     added.learn(_Proof(asked, first.amounts, is_enough=True, computed=computed, changed=first.changed))
     plainly = evolve(call)
     plainly.amounts, plainly.formulas = added.amounts(plainly), added.formulas(plainly.values)
     plain = watched_with(captured, plainly, {})[1].facts
     is_enough = not left and compared(plain) == compared(first.facts)
-    return _Proof(asked, first.amounts, is_enough=is_enough, computed=computed, changed=first.changed)
+    return _Proof(asked, first.amounts, is_enough, computed, changed=first.changed, compared=others)
 
 
 def _first_seen(
@@ -570,7 +592,7 @@ def _seen(
     others = noting.is_read or facts.gradients or calls_out(facts)
     others = others or reads_in_c(watched.ran, but=math if notes_math else None)
     raw = facts if reads is None or reads.computed is None else evolve(facts, reads=reads.computed.reads)
-    others = others or may_go_another_way(raw)
+    others = others or len(raw.reads) != len(raw.breaks) or not _TRUTHS.issuperset(read_and_compared(raw))
     others = others or any(effect.kind in ("python", "container", "call") for effect in facts.effects)
     left = [leaf.value for effect in described.effects for leaf in effect.leaves]
     left += [leaf.value for leaf in described.outputs]
@@ -586,6 +608,18 @@ def _seen(
 def calls_out(facts: Facts) -> bool:
     """An undone run would wait for other ranks, or call islands, of which not all can be undone."""
     return bool(facts.collectives) or not all(one.is_undoable for one in facts.islands)
+
+
+_TRUTHS = frozenset({"", "True", "False"})
+"""What is read of other tensors where numbers get formulas or answers: after each of the two it is proven what the body
+does. Other values may never come again."""
+
+
+def read_and_compared(facts: Facts) -> tuple[str, ...]:
+    """The values that a run read and that replays compare, each at its place; empty where there are none."""
+    islands = {at for at, read in enumerate(facts.breaks) if read.kind == "island"}
+    texts = ["" if text.startswith(RETURNED) or at in islands else text for at, text in enumerate(facts.reads)]
+    return tuple(texts) if any(texts) else ()
 
 
 def may_go_another_way(facts: Facts) -> bool:

@@ -543,6 +543,9 @@ def _unread(
         return done(run_given_up(captured, entry, bound))
     if any(branch.plan is not None and branch.plan.outcome == "eager" for branch in branches_known):
         return done(run_eagerly(captured, bound, "what the body does after this value cannot be recorded"))
+    reads_others = captured.decisions is not None and captured.decisions.reads_others
+    if reads_others and not decisions.proves_branch(captured, entry, bound, reads):
+        return done(run_eagerly(captured, bound, "after this value more comes of a number than an answer"))
     if branches_known:
         return done(record_call(captured, entry, bound, tree, node.key[1]))
     if len(entry.branches) >= MOST_BRANCHES:

@@ -109,7 +109,7 @@ def _record(
     if recorded.executed:
         count_writes(uncounted, call.leaves)
     as_planned = is_known and followed and (plan is entry.plan or _as_planned(entry.plan, plan))
-    holds = recorded.recording is not None and as_planned and not facts.gradients
+    holds = recorded.recording is not None and as_planned and not facts.gradients and _covered(captured, call, branch)
     facts, plan = _heard(exchange, captured, entry, recorded, facts, plan, holds=holds)
     if not holds or plan.outcome != "record":
         new = not is_known and recorded.failure is None
@@ -131,6 +131,11 @@ def _record(
     if undo:
         record_failure.undo_run(recorded)
     return done(result)
+
+
+def _covered(captured: Captured, call: Call, branch: Facts) -> bool:
+    """Whether it is known what this run does with numbers that its key leaves out."""
+    return captured.decisions is None or captured.decisions.covers(call.values, branch)
 
 
 def _owned(captured: Captured, entry: Entry, tree: Tree, outputs: OutputPlan) -> list[int]:
