@@ -16,7 +16,7 @@ from capture.observe.described import KeptEffect, KeptLeaf, kinds_of
 from capture.state.snapshot import Change
 from capture.state.source import Reference, Source, lasting
 from capture.tree.liveness import Again, SharedStorage
-from capture.tree.output_structure import EffectSlot, Slot, Structures, filler, slot_of_change
+from capture.tree.output_structure import EffectSlot, Slot, Structures, filler, in_several_places, slot_of_change
 from capture.tree.outputs import Alias, OutputGroup, OutputPlan
 
 
@@ -58,7 +58,7 @@ def plan_outputs(
             base = arguments[leaf.source][1] if isinstance(leaf.source, int) else owners(leaf.source)
             aliases.append((position, _alias(leaf, base)))
     changes = [effect.change for effect in effects]
-    structures = Structures(iter(range(len(leaves))), callers, _arrays(leaves), _former(changes))
+    structures = _structures(result, leaves, changes, callers)
     skeleton = structures.skeleton(result)
     afters = [None if change.amount is not None else structures.skeleton(change.after) for change in changes]
     slots = tuple(map(slot_of_change, changes, afters, itertools.repeat(structures.former)))
@@ -82,6 +82,13 @@ def plan_outputs(
         numbers=tuple(range(len(made))), first_positions=tuple(group.positions[0] for group in made), slots=taken,
         others=(tuple(number for number in range(len(made)) if number not in gradients), others),
     )  # fmt: skip
+
+
+def _structures(
+    result: Any, leaves: Sequence[KeptLeaf], changes: Sequence[Change], callers: dict[int, Source]
+) -> Structures:
+    several = in_several_places([result, *[change.after for change in changes if change.amount is None]])
+    return Structures(iter(range(len(leaves))), callers, _arrays(leaves), _former(changes), several)
 
 
 def _former(changes: Sequence[Change]) -> dict[int, Any]:

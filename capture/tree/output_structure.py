@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from attrs import define, evolve, field, frozen
 
 from capture.key import objects, pytree
@@ -42,15 +43,26 @@ class Shape:
     """Stands for an object that is opened, and is made anew. ``number``: of the object among all of the plan's. No
     attrs class, like ``Slot``; and no object of the user's class, which would be one more that its code gets to see."""
 
-    __slots__ = ("is_own_dict", "kind", "members", "number")
+    __slots__ = ("is_own_dict", "is_shared", "kind", "members", "number")
 
-    def __init__(self, number: int, like: Any) -> None:
+    def __init__(self, number: int, like: Any, *, is_shared: bool) -> None:
         self.number, self.kind, self.is_own_dict = number, type(like), objects.is_own_dict(like)
+        self.is_shared = is_shared
         self.members: list[tuple[objects.Name, Any]] = []
 
 
+class Shared:
+    """Stands for a list, dict or tuple that is in several places, as where the body keeps the very list that it
+    returns. No attrs class, like ``Slot``."""
+
+    __slots__ = ("number", "skeleton")
+
+    def __init__(self, number: int, skeleton: Any) -> None:
+        self.number, self.skeleton = number, skeleton
+
+
 class Again:
-    """The place of an object that was made before in the same structure, or of a weak reference to it."""
+    """The place of an object or container that was made before, or of a weak reference to it."""
 
     __slots__ = ("is_weak", "number")
 
@@ -246,24 +258,23 @@ def _weakly(holder: Any) -> Callable[[], Any]:
         return lambda: holder
 
 
-def fill(
-    skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[str, Any]], made: dict[int, Any] | None = None
-) -> Any:
+def fill(skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[str, Any]], made: dict[Any, Any]) -> Any:
     """The structure with its slots replaced, every container new but those that are the caller's own. ``made``: objects
-    by number, for structures that share some."""
+    by number, and copies, for structures that share some."""
     if isinstance(skeleton, Slot):
         return values[skeleton.index]
-    made = {} if made is None else made
-    copies: dict[int, Any] = {}
 
     def leaf(part: Any) -> Any:
         if isinstance(part, Slot):
             return values[part.index]
         if isinstance(part, Copied):
             kept = values[part.index]
-            if id(kept) not in copies:
-                copies[id(kept)] = copy.copy(kept)
-            return copies[id(kept)]
+            if (Copied, id(kept)) not in made:
+                made[Copied, id(kept)] = copy.copy(kept)
+            return made[Copied, id(kept)]
+        if isinstance(part, Shared):
+            made[part.number] = fill(part.skeleton, values, named_values, made)
+            return made[part.number]
         if isinstance(part, Shape):
             new = made[part.number] = objects.blank(part.kind, is_own_dict=part.is_own_dict)
             for name, member in part.members:
@@ -290,7 +301,7 @@ def filler(skeleton: Any, depth: int = 0) -> Filler | None:
     if depth > _MOST_DEPTH:
         return None
     if isinstance(skeleton, Shape):
-        return _object_filler(skeleton, depth)
+        return None if skeleton.is_shared else _object_filler(skeleton, depth)
     if not pytree.is_container(skeleton):
         return None
     kind, close = type(skeleton), pytree.closer(skeleton)
@@ -337,8 +348,12 @@ class Structures:
     """Numbers of leaves that are arrays on the memory of a tensor."""
     former: Mapping[int, Any] = field(factory=dict)
     """See ``effect_slot``."""
+    shared: frozenset[int] = frozenset()
+    """``id`` of containers and objects that are in several places: see ``in_several_places``."""
     shapes: dict[int, Shape] = field(factory=dict)
     """The shapes of objects met so far, by ``id``."""
+    _containers: dict[int, tuple[Shared, Any]] = field(factory=dict)
+    """Shared containers met so far, by ``id``, with the container, so that no other one gets its address."""
 
     def skeleton(self, value: Any, visit: Visit | None = None) -> Any:
         """The structure without its leaves. ``visit``: as in ``pytree.leaves``."""
@@ -356,10 +371,39 @@ class Structures:
                 next(self.numbers)
             return Again(self.shapes[id(value)].number, is_weak=False) if source is None else _own(source, self.former)
         if not pytree.is_new(value, visit) or not pytree.is_made_anew(type(value)):
-            return pytree.close(value, [self.skeleton(member, visit) for _, member in pytree.children(value)])
-        shape = self.shapes[id(value)] = Shape(len(self.shapes), value)
+            return self._container(value, visit)
+        number = len(self.shapes) + len(self._containers)
+        shape = self.shapes[id(value)] = Shape(number, value, is_shared=id(value) in self.shared)
         shape.members += [(name, self.skeleton(member, visit)) for name, member in objects.members(value)]
         return shape
+
+    def _container(self, value: Any, visit: Visit) -> Any:
+        if id(value) not in self.shared:
+            return pytree.close(value, [self.skeleton(member, visit) for _, member in pytree.children(value)])
+        if (met := self._containers.get(id(value))) is not None:
+            for _ in pytree.leaves(value, visit=visit):
+                next(self.numbers)
+            return Again(met[0].number, is_weak=False)
+        members = [self.skeleton(member, visit) for _, member in pytree.children(value)]
+        made = Shared(len(self.shapes) + len(self._containers), pytree.close(value, members))
+        self._containers[id(value)] = made, value
+        return made
+
+
+def in_several_places(values: Iterable[Any]) -> frozenset[int]:
+    """``id`` of all containers and objects that are met more than once in these structures. Empty tuples are all one
+    object."""
+    todo, seen, several = list(values), dict[int, Any](), set[int]()
+    while todo:
+        value = todo.pop()
+        if isinstance(value, torch.Tensor) or not pytree.is_container(value) or (type(value) is tuple and not value):
+            continue
+        if id(value) in seen:
+            several.add(id(value))
+        else:
+            seen[id(value)] = value  # kept, so that no other one gets its address
+            todo += [member for _, member in pytree.children(value)]
+    return frozenset(several)
 
 
 def _own(source: Source, former: Mapping[int, Any]) -> OwnContainer:
