@@ -300,6 +300,8 @@ class Visit:
     """The objects that replace them, by ``id``."""
     depth: int = 0
     """How many containers are open now, one inside another."""
+    joins: bool = False
+    """A list or dict that is met again is replaced by what it was replaced by before, as objects are."""
 
     def enter(self) -> None:
         """Open one more. Raises ``TooDeep`` long before the interpreter's stack is used up: a finalizer of somebody's

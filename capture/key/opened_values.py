@@ -13,6 +13,7 @@ from capture.key.pytree import PLAIN_TYPES
 
 _LEAVES = PLAIN_TYPES - {slice, torch.Size} | {torch.Tensor, torch.nn.Parameter}
 _NOT_SET = ...
+_MOST_CONTAINERS = 64  # as many as C tells apart in one call
 Opened = tuple[Any, ...] | None
 """A node of the C module: for a container, or None for a value inside of one."""
 
@@ -41,10 +42,14 @@ def _node(value: Any, opened: list[Any], met: set[int]) -> Opened:
     if kind in _LEAVES:
         opened.append(value)
         return None
+    if kind in pytree.CHANGEABLE:
+        if id(value) in met or len(met) == _MOST_CONTAINERS:
+            raise _NotInC
+        met.add(id(value))
     if kind in (tuple, list) or (pytree.is_namedtuple(kind) and not pytree.is_registered(kind)):
-        return (kind, tuple([_node(member, opened, met) for member in value]), None, None, None, False)
+        return (kind, tuple([_node(member, opened, met) for member in value]), None, None, None, kind is list)
     if kind in (dict, defaultdict):
-        return (kind, None, _part(value.items(), opened, met), None, None, False)
+        return (kind, None, _part(value.items(), opened, met), None, None, True)
     is_object = pytree.is_object(kind) and objects.is_plain(kind) and not pytree.is_registered(kind)
     if not is_object or id(value) in met or objects.is_own_dict(value) or _has_class_defaults(value):
         raise _NotInC

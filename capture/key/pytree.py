@@ -154,6 +154,10 @@ def leaves(value: Any, path: str = "", visit: Visit | None = None) -> Iterator[C
         visit.depth -= 1
 
 
+CHANGEABLE = (list, dict, OrderedDict, defaultdict)
+"""Containers whose members a body may change, so that it counts whether two of a call are one."""
+
+
 def is_new(container: Any, visit: Visit) -> bool:
     """Whether nothing in it was met before in this walk. Only objects can be: every other container is opened once for
     each place."""
@@ -182,9 +186,9 @@ def replace_leaves(value: Any, replace: Callable[[Any], Any], visit: Visit | Non
     if is_made_anew(kind):
         return _replace_members(value, replace, visit)
     members = [(suffix, member, replace_leaves(member, replace, visit)) for suffix, member in children(value)]
-    if all(before is after for _, before, after in members):
-        return value
-    return close(value, [after for _, _, after in members])
+    kept = all(before is after for _, before, after in members)
+    closed = value if kept else close(value, [after for _, _, after in members])
+    return visit.made.setdefault(id(value), closed) if visit.joins and kind in CHANGEABLE else closed
 
 
 def _blank(like: Any) -> Any:

@@ -252,6 +252,20 @@ def _sequence_key(value: Any, leaves: Leaves) -> Any:
     return part
 
 
+def _list_key(value: list[Any], leaves: Leaves) -> Any:
+    return _again_or(_sequence_key(value, leaves), value, leaves)
+
+
+def _dict_key(value: dict[Any, Any], leaves: Leaves) -> Any:
+    return _again_or(_mapping_key(value, leaves), value, leaves)
+
+
+def _again_or(part: Any, value: Any, leaves: Leaves) -> Any:
+    """The part for a list or dict, which tells that the call has the very same one in another place: what the body
+    changes in the one shows in the other."""
+    return part if leaves.visit.is_new(value) else ("again", leaves.visit.numbers[id(value)], part)
+
+
 def _mapping_key(value: dict[Any, Any], leaves: Leaves) -> Any:
     leaves.visit.enter()
     part = (type(value), *[
@@ -558,11 +572,11 @@ _PARTS: dict[type, KeyPart] = {
     complex: _complex_key,
     slice: _slice_key,
     tuple: _sequence_key,
-    list: _sequence_key,
+    list: _list_key,
     torch.Size: _typed,
-    dict: _mapping_key,
-    OrderedDict: _mapping_key,
-    defaultdict: _mapping_key,
+    dict: _dict_key,
+    OrderedDict: _dict_key,
+    defaultdict: _dict_key,
     types.MethodType: _method_key,
     weakref.ref: _weak_key,
     **dict.fromkeys(numpy_arrays.FROZEN, _content_key),

@@ -164,7 +164,7 @@ class Call:
                 replacement.__class__ = torch.nn.Parameter  # code may ask for the class
             return replacement
 
-        visit, values = Visit(), self.values if values is None else values
+        visit, values = Visit(joins=True), self.values if values is None else values
         return tuple(
             value if self.is_whole(name, value) else pytree.replace_leaves(value, replace, visit)
             for name, value in zip(self.binder.names, values, strict=True)
