@@ -26,6 +26,7 @@ from capture.key.packages import is_library, package_of
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.source import Source
 from capture.torch_private.dynamo import COMPILERS
+from capture.torch_private.hook_numbers import counters_of
 
 _OF_ALL_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__cached__"})
 _NAMES = frozenset({types.ModuleType, dict})
@@ -117,7 +118,9 @@ def open_class(walk: ReadWalk, kind: type, _: str) -> None:
     if kind.__dict__.get("_is_protocol") is True:  # ``isinstance`` looks for its members
         walk.more_names.update(subclass for subclass in {*kind.__dict__, *_annotated(kind)} if subclass[:1] != "_")
     walk.classes.append(kind)
-    wanted -= walk.always_set(id(kind))
+    counters, users = counters_of(kind), walk.names.of_packages(())
+    walk.compare_as_it_is(id(kind), counters & users)
+    wanted -= walk.always_set(id(kind)) | (counters - users)
     names, kept, kinds = walk.columns(id(kind), kind.__dict__, wanted, kind.__qualname__, kind)
     walk.add(Guard("names", itself(kind, kind.__qualname__), (wanted, names, kept, kinds)), lambda: kind)
     _attributes_of_metaclass(walk, kind)

@@ -465,6 +465,12 @@ class ReadWalk:
         expected = (wanted, names, kept, kinds)
         self.add(Guard("names", itself(holder, path), expected), keeper if keeper is not None else lambda: namespace)
 
+    def compare_as_it_is(self, keeper: int, names: Collection[str]) -> None:
+        """Compare what is there now, though it was seen to change: not only the body changes it."""
+        for name in names:
+            self.changed.pop((keeper, name), None)
+            self._changed_in.get(keeper, {}).pop(name, None)
+
     def always_set(self, keeper: int) -> frozenset[str]:
         """Names in it to which the body gives tensors, and which no code looks up."""
         changed = self._changed_in.get(keeper, {})
