@@ -227,6 +227,9 @@ def _result(
 
 
 def _put_in(entry: Entry, tree: Tree, node: Node) -> None:
+    """The node is in the tree, and the call that records is over: what comes from here on are replays."""
+    assert node.outputs is not None
+    node.outputs.own = {}
     if tree.current is not node:
         tree.attach(node)
     branches.begin_alike(entry, node, tree)

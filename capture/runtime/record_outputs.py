@@ -9,6 +9,7 @@ from capture.autograd.saved_graph import ForwardOutputs
 from capture.engines.base import Pool, Recorded
 from capture.key.pytree import children, is_container
 from capture.observe.described import DescribedRun
+from capture.observe.result_objects import is_copied
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.state.call import Call, is_opaque
@@ -67,10 +68,16 @@ def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Po
     left = _ids(watched.result).union(*[_ids(effect.change.after) for effect in described.effects])
     there = [(source, value) for source, value in watched.before.sources.values() if id(value) in left]
     callers = {id(value): source for source, value in there
-           if is_container(value)
+           if is_container(value) or is_copied(value)
            or (source.kind == "root" and source.path != "self" and is_opaque(value))}  # fmt: skip
-    return plan_outputs(
+    plan = plan_outputs(
         policy, watched.result, described.outputs, described.effects, recorded.blocks,
         watched.arguments, owners.__getitem__, pool, callers, _again(captured, watched.result),
         watched.result.attached if type(watched.result) is ForwardOutputs else (),
     )  # fmt: skip
+    if plan.own:  # parts of an argument that the body got as a copy are looked up in the caller's, which it left alone
+        call = watched.call
+        pairs = zip(call.binder.names, watched.values, call.values, strict=True)
+        copied = {name for name, given, own in pairs if given is not own}
+        plan.own = {number: found for number, found in plan.own.items() if found[1] not in copied}
+    return plan

@@ -80,7 +80,7 @@ def plan_outputs(
         tensors=[[] for _ in made], shared_storages=shared_storages, single=shared_storages[0] if alone else None,
         gradients=gradients, shared=shared, replaced={id(of()): of for of in every}, fills=filler(skeleton),
         numbers=tuple(range(len(made))), first_positions=tuple(group.positions[0] for group in made), slots=taken,
-        others=(tuple(number for number in range(len(made)) if number not in gradients), others),
+        others=(tuple(number for number in range(len(made)) if number not in gradients), others), own=structures.own,
     )  # fmt: skip
 
 

@@ -282,7 +282,9 @@ def fill(skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[s
             return new
         if isinstance(part, Again):
             return weakref.ref(made[part.number]) if part.is_weak else made[part.number]
-        return part.at(named_values) if isinstance(part, OwnContainer) else part
+        if isinstance(part, OwnContainer):
+            return made[OwnContainer, id(part)] if (OwnContainer, id(part)) in made else part.at(named_values)
+        return part
 
     return pytree.rebuild(skeleton, leaf)
 
@@ -352,6 +354,9 @@ class Structures:
     """``id`` of containers and objects that are in several places: see ``in_several_places``."""
     shapes: dict[int, Shape] = field(factory=dict)
     """The shapes of objects met so far, by ``id``."""
+    own: dict[int, tuple[Any, str]] = field(factory=dict)
+    """By ``id`` of an ``OwnContainer``, the container that this run handed back, and the name at which the way to it
+    begins."""
     _containers: dict[int, tuple[Shared, Any]] = field(factory=dict)
     """Shared containers met so far, by ``id``, with the container, so that no other one gets its address."""
 
@@ -362,20 +367,25 @@ class Structures:
         if not pytree.is_container(value):
             number, shape = next(self.numbers), self.shapes.get(id(objects.referent(value)))
             if source is not None:
-                return _own(source, self.former)
+                return self._own(value, source)
             if shape is not None:
                 return Again(shape.number, is_weak=True)
             return Copied(number) if is_copied(value) and number not in self.arrays else Slot(number)
         if source is not None or id(value) in self.shapes:
             for _ in pytree.leaves(value, visit=visit):
                 next(self.numbers)
-            return Again(self.shapes[id(value)].number, is_weak=False) if source is None else _own(source, self.former)
+            return Again(self.shapes[id(value)].number, is_weak=False) if source is None else self._own(value, source)
         if not pytree.is_new(value, visit) or not pytree.is_made_anew(type(value)):
             return self._container(value, visit)
         number = len(self.shapes) + len(self._containers)
         shape = self.shapes[id(value)] = Shape(number, value, is_shared=id(value) in self.shared)
         shape.members += [(name, self.skeleton(member, visit)) for name, member in objects.members(value)]
         return shape
+
+    def _own(self, value: Any, source: Source) -> OwnContainer:
+        own = _own(source, self.former)
+        self.own[id(own)] = value, [*source.chain()][-1].path
+        return own
 
     def _container(self, value: Any, visit: Visit) -> Any:
         if id(value) not in self.shared:

@@ -32,7 +32,7 @@ from capture.tree.liveness import (
     is_sole_holder,
     only_gradients,
 )
-from capture.tree.output_structure import DONE, Begun, EffectSlot, fill
+from capture.tree.output_structure import DONE, Begun, EffectSlot, OwnContainer, fill
 
 _NOTHING_READ: Mapping[int, Any] = {}
 
@@ -137,6 +137,9 @@ class OutputPlan:
     made."""
     fills: Callable[[Sequence[Any]], Any] | None = None
     """``fill`` for a structure of tuples and lists."""
+    own: dict[int, tuple[Any, str]] = field(factory=dict)
+    """In the call that records, whose body has put others into their places by now: the caller's own containers that it
+    handed back, as in ``Structures``. Empty in every replay."""
     collect: Callable[[], None] | None = None
     """Makes the owned outputs, for an engine whose replays do not."""
 
@@ -357,7 +360,7 @@ class OutputPlan:
         begun: Begun | None = None,
     ) -> Any:
         """Put leaves into the result's structure and set effects: all, if none are given."""
-        made: dict[int, Any] = {}
+        made: dict[Any, Any] = {(OwnContainer, number): value for number, (value, _) in self.own.items()}
         begun = [] if begun is None else begun
         result = self.fills(values) if self.fills is not None else fill(self.skeleton, values, named_values, made)
         effects = self.effects if effects is None else effects

@@ -3,12 +3,15 @@ reached. Empty tuples are all one object."""
 
 from __future__ import annotations
 
+import array
+import collections
 import contextvars
 import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,3 +81,23 @@ def test_an_empty_tuple_of_state_is_none_of_the_result() -> None:
         assert x.grad is not None
         assert x.grad.tolist() == [2.0] * 3
     assert recordings(captured).replays >= 4
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {1, 2}, lambda: bytearray(b"ab"), lambda: collections.deque([1], maxlen=3),
+        lambda: array.array("d", [1.0]), lambda: np.arange(3.0), lambda: torch.arange(3.0).numpy(),
+    ],
+    ids=["set", "bytearray", "deque", "array of numbers", "NumPy array", "NumPy array on a tensor"],
+)  # fmt: skip
+def test_what_is_copied_if_it_is_new_is_the_callers_own_if_it_is_not(make: Get) -> None:
+    keeper = {"kept": make()}
+    captured = capture(lambda x: (keeper["kept"], [keeper["kept"]], make(), x * 2))
+    results = []
+    for _ in range(5):
+        own, (again,), new, _ = captured(torch.ones(2, device=DEVICE))
+        assert own is again is keeper["kept"]
+        results.append(new)
+    assert len(set(map(id, results))) == 5
+    assert recordings(captured).replays >= 2
