@@ -14,7 +14,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -263,6 +263,8 @@ def _dict_key(value: dict[Any, Any], leaves: Leaves) -> Any:
 def _again_or(part: Any, value: Any, leaves: Leaves) -> Any:
     """The part for a list or dict, which tells that the call has the very same one in another place: what the body
     changes in the one shows in the other."""
+    if id(value) in leaves.changed:
+        part = ("state", part)
     return part if leaves.visit.is_new(value) else ("again", leaves.visit.numbers[id(value)], part)
 
 
@@ -283,16 +285,20 @@ class Leaves(list[Leaf]):
         self.visit = objects.Visit()
         self.opens = opens
         """Objects are opened; otherwise they are told apart by identity."""
+        self.changed: Container[int] = ()
+        """``id`` of containers and objects in Python state that the body changes: a call that is given one of them is
+        another call than one that is given a like one."""
 
 
 def _object_key(value: Any, leaves: Leaves) -> Any:
     """The part for an object that is opened. One that was met before in this call is referred to by its number."""
-    kind = type(value)
+    kind: Any = type(value)
     if not leaves.opens and not pytree.has_fields(kind):
         return _closed_key(value, leaves)
     if not leaves.visit.is_new(value):
         return ("again", leaves.visit.numbers[id(value)])
-    if not objects.is_plain(kind):
+    kind = ("state", kind) if id(value) in leaves.changed else kind
+    if not objects.is_plain(type(value)):
         return (kind, *[(suffix, key_of(member, leaves)) for suffix, member in pytree.children(value)])
     return (kind, *_class_defaults(value), *[
         ((name[0], exact(name[1])) if name[0] == "item" else name, key_of(member, leaves))

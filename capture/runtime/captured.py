@@ -132,6 +132,8 @@ class Captured:
     number: int = field(factory=lambda: next(_numbers), init=False)
     log: Log = field(default=Factory(lambda self: Log(self.annotation.function), takes_self=True))
     findings: dict[tuple[str, str | None], Finding] = field(factory=dict)
+    changed: dict[int, Any] = field(factory=dict)
+    """By ``id``, the containers and objects in Python state that the body changed in watched runs."""
     """Findings by code and path; a warning is given once for each."""
     families: dict[Key, Family] = field(factory=dict, init=False)
     unsettled: dict[tuple[str, str | None], tuple[int, int]] = field(factory=dict, init=False)
@@ -280,6 +282,7 @@ class Captured:
 
     def arguments(self, values: tuple[Any, ...], leaves: Leaves) -> tuple[Any, ...]:
         """The arguments' part of the key; their tensors and generators become ``leaves``."""
+        leaves.changed = self.changed
         static = self.annotation.static
         if not static and self.decisions is None:
             return tuple([key_of(value, leaves) for value in values])

@@ -19,6 +19,7 @@ from capture.core import config
 from capture.guards.guard import Guard, itself
 from capture.guards.key_guards import SAME, call_guard, named_guards, switch_guards
 from capture.guards.recording_guard import nothing_to_check
+from capture.key import pytree
 from capture.key.code_names import SMALL, part_of
 from capture.key.modes import Here, modes_like_now
 from capture.key.opened_values import Opened, opened_values
@@ -105,7 +106,8 @@ class Shortcuts:
         kinds = {type(value) for value in values}
         opened = values if kinds <= _KINDS | SAME else None
         nodes: tuple[Opened, ...] | None = None
-        if opened is None and not captured.annotation.static:  # objects that are named there are not opened
+        # C opens no objects that are named there, and does not know which containers the body changes
+        if opened is None and not captured.annotation.static and not _may_be_changed(captured, values):
             nodes, opened = opened_values(values, leaves) or (None, None)
         if opened is None or len(opened) > MOST_VALUES:
             return
@@ -165,6 +167,30 @@ class Shortcuts:
         self._paths.clear()
         self._added = 0
         self._by_shapes.clear()
+
+
+def _may_be_changed(captured: Captured, values: Values) -> bool:
+    """Whether an argument may be, or hold, a container or object of Python state that the body changes."""
+    changed = list(captured.changed.values())
+    todo, seen = list(values) if changed else [], set[int]()
+    while todo:
+        value = todo.pop()
+        if id(value) in seen or not pytree.is_container(value) or isinstance(value, torch.Tensor):
+            continue
+        if any(_may_be_one(value, one) for one in changed):
+            return True
+        seen.add(id(value))
+        todo += [member for _, member in pytree.children(value)]
+    return False
+
+
+def _may_be_one(value: Any, changed: Any) -> bool:
+    """Whether another call may give the second one in the place of the first: a log is no batch, as a rule."""
+    if type(value) is not type(changed):
+        return False
+    if isinstance(value, dict):
+        return not changed or not value.keys().isdisjoint(changed.keys())
+    return not isinstance(value, list) or not value or not changed or type(value[0]) is type(changed[0])
 
 
 def _shapes(values: Values) -> tuple[torch.Size, ...]:

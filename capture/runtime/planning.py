@@ -16,6 +16,7 @@ from capture.core.findings import BRANCHING, Severity
 from capture.core.plan import CapturePlan
 from capture.distributed import rank_agreement
 from capture.engines.registry import backend_for
+from capture.key import objects, pytree
 from capture.key.signature import Key
 from capture.native import native
 from capture.observe import dispatch_mode, run
@@ -122,7 +123,25 @@ def _watch(
                 del error  # which has this frame
         if watched.watch.fault is not None:
             raise watched.watch.fault
+        _note_changed(captured, watched)
         return watched, describe(watched)
+
+
+def _note_changed(captured: Captured, watched: ObservedRun) -> None:
+    """Note in which containers and objects the body changed something, other than by way of an argument."""
+    arguments = watched.call.binder.names
+    places = [
+        change for change in watched.changed
+        if change.source.kind != "global" and [*change.source.chain()][-1].path not in arguments
+    ]  # fmt: skip
+    holders = [change.members.container if change.members else change.source.holder for change in places]
+    found = {id(one): one for one in holders if pytree.is_container(one) or objects.is_plain(type(one))}
+    if not found.keys() <= captured.changed.keys():
+        others = [item for item in captured.changed.items() if item[0] not in found]
+        captured.changed = dict([*others, *found.items()][-_MOST_CHANGED:])
+
+
+_MOST_CHANGED = 32  # they are kept alive
 
 
 @frozen(eq=False)

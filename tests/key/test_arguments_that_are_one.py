@@ -69,3 +69,51 @@ def test_many_containers_go_the_general_way() -> None:
         rows = [[torch.full((1,), float(number + at), device=DEVICE)] for at in range(100)]
         assert captured(rows) == sum(number + at for at in range(100))
     assert recordings(captured).replays >= 2
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.total = torch.zeros(2, device=DEVICE)
+
+
+def _add(kept: Any, x: Tensor) -> None:
+    if isinstance(kept, Cache):
+        kept.total = kept.total + x
+    else:
+        kept["total" if isinstance(kept, dict) else 0] = _total(kept) + x
+
+
+def _total(kept: Any) -> Tensor:
+    total: Tensor = kept.total if isinstance(kept, Cache) else kept["total" if isinstance(kept, dict) else 0]
+    return total
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Cache, lambda: {"total": torch.zeros(2, device=DEVICE)}, lambda: [torch.zeros(2, device=DEVICE)]],
+    ids=["object", "dict", "list"],
+)
+@pytest.mark.parametrize("when", [(1,), (4, 5), (7,), tuple(range(12))], ids=str)
+@pytest.mark.filterwarnings("ignore:CG106")
+def test_one_that_the_body_changes_in_python_state(make: Callable[[], Any], when: tuple[int, ...]) -> None:
+    told = []
+    for is_captured in (False, True):
+        kept = make()
+        body = _changing(kept)
+        run: Any = capture(body) if is_captured else body
+        results = []
+        for number in range(12):
+            given = kept if number in when else make()
+            results.append(run(torch.full((2,), float(number), device=DEVICE), given).clone())
+            results.append(_total(kept).clone())
+        told.append(results)
+    assert all(map(torch.equal, *told))
+    assert recordings(run).replays >= (0 if len(when) > 4 else 3)
+
+
+def _changing(kept: Any) -> Callable[[Tensor, Any], Tensor]:
+    def body(x: Tensor, given: Any) -> Tensor:
+        _add(kept, x)
+        return _total(given) * 2
+
+    return body
