@@ -17,9 +17,10 @@ from typing import Any
 
 from capture.guards.guard import Guard
 from capture.guards.opened_code import open_class, open_function, open_module
+from capture.guards.read import ValuePlace
 from capture.guards.read_walk import SEQUENCES, Opener, ReadWalk, always, item_key
 from capture.key import numpy_arrays
-from capture.key.code_names import MISSING
+from capture.key.code_names import MISSING, SMALL
 from capture.native import native
 from capture.observe.host_draws import UNKNOWN, is_moving, position_of
 from capture.state.cached_results import cached_in, keeps_these, misses_of
@@ -91,7 +92,14 @@ def _sequence(walk: ReadWalk, value: Any, path: str) -> None:
         for at, member in enumerate(members):
             if item_key(value, at) not in walk.changed:
                 walk.note_object(member, f"{path}[{at}]", value, at)
-    walk.found.guards.append(Guard("sequence", Source("root", value, plain, path), (kept, kinds)))
+    guard = Guard("sequence", Source("root", value, plain, path), (kept, kinds))
+    walk.found.guards.append(guard)
+    if (
+        before is None
+        and len(members) <= SMALL
+        and not any(item_key(value, at) in walk.changed for at in range(len(members)))
+    ):
+        walk.found.places.all.append(ValuePlace(guard))
 
 
 def _attribute_in_c(walk: ReadWalk, value: Any, name: str, path: str) -> None:
@@ -221,6 +229,7 @@ def _context(walk: ReadWalk, value: contextvars.ContextVar[Any], path: str) -> N
     if held is MISSING:
         read = functools.partial(value.get, MISSING)
         walk.found.guards.append(Guard("value", Source("call", read, None, path), MISSING))
+        walk.found.places.all.append(ValuePlace(Guard("value", source, MISSING)))
     else:
         walk.guard_place((id(value), None), held, source)
 

@@ -90,6 +90,51 @@ class Place:
         return differences
 
 
+@define(eq=False)
+class ValuePlace:
+    """A guard on what no dict keeps by a name: a slot, a cell, a context variable, or the members of a small list,
+    deque or set. Never changed, as a ``Guard``."""
+
+    guard: Guard
+
+    def keeper(self) -> Any:
+        """What keeps the value."""
+        return self.guard.source.holder
+
+    def tell_apart(self, named: NamedKey) -> list[str]:
+        """As ``Place.tell_apart``, where other plain values are there now."""
+        source = self.guard.source
+        if self.guard.kind == "value":
+            expected, now = self.guard.expected, source.get()
+            plain = {type(value) for value in (expected, now) if value is not MISSING} <= PLAIN_TYPES
+            is_other = plain and not same_value(expected, now)
+        else:
+            is_other = self._has_others()
+        if not is_other:
+            return []
+        read = source.get if self.guard.kind == "value" else self._members
+        return [source.path] if named.tell_value_apart(read, source.holder, source.name, source.path) else []
+
+    def _members(self) -> tuple[Any, ...]:
+        return tuple(self.guard.source.name.__iter__(self.guard.source.holder))
+
+    def _has_others(self) -> bool:
+        (members, kinds), now = self.guard.expected, self._members()
+        if len(members) != len(now) and self.guard.source.name is not set:
+            return False  # it grows, or shrinks
+        if self.guard.source.name is set:
+            return {*map(type, (*members, *now))} <= PLAIN_TYPES
+        pairs = zip(members, kinds, now, strict=True)
+        return any(kind is None and _differ(member, value) for member, kind, value in pairs)
+
+    def namespace(self) -> None:
+        """No dict keeps it."""
+
+    def others(self) -> list[tuple[str, Any, Any]]:
+        """No names have other values."""
+        return []
+
+
 def _differ(value: Any, now: Any) -> bool:
     """Whether two plain values differ."""
     return type(value) in PLAIN_TYPES and type(now) in PLAIN_TYPES and not same_value(now, value)
@@ -126,7 +171,7 @@ def _same_object(place: InputPlace, held: Callable[[], Any]) -> Guard | None:
 class Places:
     """Guards on names, and the objects that keep the names."""
 
-    all: list[Place] = field(factory=list)
+    all: list[Place | ValuePlace] = field(factory=list)
     objects: list[tuple[InputPlace, Callable[[], Any]]] = field(factory=list)
     """Places whose objects might be inputs of the call, with a function that gives the expected object while it is
     alive. A place that has another object in each call is made an input."""

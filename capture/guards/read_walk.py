@@ -23,7 +23,7 @@ from capture.guards.ambient import asked_of_packages, is_getter
 from capture.guards.answers import same_answers
 from capture.guards.guard import Guard, Referent, itself
 from capture.guards.names_used import SPECIAL, Names
-from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced
+from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced, ValuePlace
 from capture.key.code_names import MISSING, SMALL
 from capture.key.input_places import InputPlace, may_be_input
 from capture.key.numpy_arrays import windows_in
@@ -572,6 +572,8 @@ class ReadWalk:
             weak = issubclass(type(value), (types.FunctionType, torch.nn.Module))
             guard = Guard("object", source, Referent.of(value)) if weak else Guard("value", source, value)
             self.found.guards.append(guard)
+            if key not in self.changed and type(value) in PLAIN_TYPES:
+                self.found.places.all.append(ValuePlace(guard))
         elif type(self.changed.get(key)) is Counted:
             read = functools.partial(_holds_a, source, kind)
             self.found.guards.append(Guard("value", Source("call", read, None, source.path), True))

@@ -261,6 +261,8 @@ class NamedKey:
         self._of_values: dict[int, list[tuple[str, ...]]] = {}
         self._names: tuple[list[str], list[str]] = ([], [])
         self._added: list[tuple[Callable[[], Any], str]] = []
+        self._values: dict[tuple[int, int | None], Any] = {}
+        """Holders of values that no dict keeps by a name."""
 
     def is_empty(self) -> bool:
         """Whether the body names nothing."""
@@ -346,6 +348,17 @@ class NamedKey:
 
         holder = kept if type(kept) is dict else keeper if isinstance(keeper, weakref.ref) else None
         self._fixed.append(NamedSource(read, holder, name, keeper=keeper))
+        self._names[0].append(path)
+        return True
+
+    def tell_value_apart(self, read: Callable[[], Any], holder: Any, name: Any, path: str) -> bool:
+        """As ``tell_apart``, for a value that no dict keeps by a name. It keeps its holder alive, so only some are
+        told."""
+        known = (id(holder), None if name is None else id(name))
+        if known in self._values or len(self._values) == SMALL:
+            return False
+        self._values[known] = holder
+        self._fixed.append(NamedSource(read, holder if isinstance(holder, types.CellType) else None))
         self._names[0].append(path)
         return True
 
