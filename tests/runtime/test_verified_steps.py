@@ -37,3 +37,28 @@ def test_verified_steps(verify: str) -> None:
         warnings.simplefilter("ignore", CaptureWarning)
         mine = both(program, lambda number: (data(number),), verify=verify)
     assert recordings(mine).verifications > 0
+
+
+@pytest.mark.parametrize("verify", ["first", "always"])
+def test_operators_that_raise_in_a_verified_replay(verify: str) -> None:
+    """What the body wrote before stays, as in eager code."""
+
+    def program(wrap: Callable[[Any], Any]) -> Any:
+        w = torch.tensor([0.3, -0.7, 1.1, 0.2])
+
+        def function(x: Tensor, at: Tensor) -> Tensor:
+            w.mul_(0.9)
+            return x.index_select(0, at) * w.sum()
+
+        captured = wrap(function)
+
+        def run(x: Tensor, at: Tensor) -> Any:
+            try:
+                return captured(x, at)
+            except (IndexError, RuntimeError) as error:
+                return type(error).__name__
+
+        return run, lambda: w
+
+    both(program, lambda number: (data(number), torch.tensor([99 if number % 5 in (2, 4) else number % 8])),
+         verify=verify)  # fmt: skip
