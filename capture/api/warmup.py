@@ -21,6 +21,7 @@ from capture.core.errors import CaptureBug, CaptureWarning, UncapturableError
 from capture.core.sizes import bytes_text
 from capture.engines.base import Recording
 from capture.key import pytree, tensor_meta
+from capture.key.objects import TooDeep
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Leaf, Leaves, Unkeyable, key_of
 from capture.native import native
@@ -372,10 +373,17 @@ def _size(values: tuple[Any, ...]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+def _named(value: Any, name: str) -> list[tuple[str, Any]]:
+    try:
+        return list(pytree.leaves(value, name))
+    except TooDeep:
+        return [(name, value)]
+
+
 def _text(captured: Captured, values: tuple[Any, ...]) -> str:
     parts = []
     for name, value in captured.call(values, []).named_values().items():
-        for path, leaf in pytree.leaves(value, name):
+        for path, leaf in _named(value, name):
             if isinstance(leaf, torch.Tensor):
                 parts.append(f"{path}={tensor_meta.tensor_info(leaf)}")
             else:
