@@ -62,11 +62,14 @@ class Computed:
     outputs: Mapping[str, Formula]
     asked: tuple[tuple[Question, Any], ...] = ()
     positions: tuple[int, ...] = ()
+    given: tuple[Formula, ...] = ()
+    """Operators get some of these, besides."""
 
     def text(self) -> Any:
         """Equal for equal ones."""
         texts = [{path: one.text() for path, one in found.items()} for found in (self.effects, self.outputs)]
-        return self.reads, self.taken, texts, [(question.text, answer) for question, answer in self.asked]
+        asked = [(question.text, answer) for question, answer in self.asked]
+        return self.reads, self.taken, texts, asked, [one.text() for one in self.given]
 
     def branch(self, answers: Sequence[Any] | None = None) -> tuple[str, ...]:
         """The reads, as ``Facts.reads`` has them: the last one that is taken tells the answers, or ``answers``. It
@@ -115,6 +118,10 @@ class Left:
 class Formulas(Protocol):
     """What is known of a call's formulas, or what is to be found out (``Call.formulas``)."""
 
+    @property
+    def numbers(self) -> Mapping[Variable, Any]:
+        """Those of the call."""
+
     def takes(self, reads: Sequence[str]) -> bool:
         """Whether the next read, after these, is one that formulas take."""
 
@@ -147,10 +154,9 @@ class Known:
         """See ``Formulas``."""
         trace = watched.watch.trace
         for one in self.candidates:
-            if one.reads == tuple(trace.reads) and all(number in trace.kept for number in one.taken):
-                read: dict[Variable, Any] = {("read", number): trace.kept[number][0] for number in one.taken}
-                if one.is_of(left, {**self.numbers, **read}) and not unplaced(watched, one):
-                    return one
+            is_read = one.reads == tuple(trace.reads) and all(number in trace.kept for number in one.taken)
+            if is_read and one.is_of(left, {**self.numbers, **_read(watched, one)}) and not unplaced(watched, one):
+                return one
         return None
 
     def plain(self, value: Any) -> Any:
@@ -164,10 +170,32 @@ def settle(watched: ObservedRun) -> Computed | None:
     found: Computed | None = None if formulas is None else formulas.found(watched, left_by(watched))
     if found is not None:
         trace.reads[:] = found.branch()
+        trace.scalars[:] = without_given(found, trace.scalars, {**formulas.numbers, **_read(watched, found)})
     elif formulas is not None:
         for number in trace.taken:
             trace.reads[number] = read_text(trace.kept[number][0])
     return found
+
+
+def _read(watched: ObservedRun, computed: Computed) -> dict[Variable, Any]:
+    return {("read", number): watched.watch.trace.kept[number][0] for number in computed.taken}
+
+
+def without_given(
+    computed: Computed, scalars: Sequence[tuple[str, ...]], numbers: Mapping[Variable, Any]
+) -> list[tuple[str, ...]]:
+    """What operators got besides tensors, as text, without the numbers that follow from what is read: equal texts mean
+    runs that did the same."""
+    texts = {repr(formula.value(numbers)) for formula in computed.given}
+    if not texts:
+        return [*scalars]
+    return [tuple([_without(text, texts) for text in several]) for several in scalars]
+
+
+def _without(text: str, texts: Collection[str]) -> str:
+    place, is_told, value = text.partition("=")
+    parts = [(part, part.strip("[]() ")) for part in value.split(",")]
+    return place + is_told + ",".join([part.replace(bare, "number") if bare in texts else part for part, bare in parts])
 
 
 def left_by(watched: ObservedRun) -> Left:

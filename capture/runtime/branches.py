@@ -123,12 +123,13 @@ class Followed:
 class _Walk(Commit):
     """One replay, segment by segment."""
 
-    __slots__ = ("beside", "expressed", "is_last", "is_lost", "islands", "keeps", "read", "stopped", "undo")
+    __slots__ = ("beside", "expressed", "given_to", "is_last", "is_lost", "islands", "keeps", "read", "stopped", "undo")
 
     def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
         super().__init__(captured, node, tree, values, leaves)
         self.undo, self.is_last, self.keeps = Undo(), False, False
         self.beside: Sequence[torch.Tensor] = ()
+        self.given_to: Node | None = None
         self.read: dict[int, Any] = {}
         self.expressed: dict[Any, Any] = {}
         if node.program is not None:  # another branch may need it
@@ -159,6 +160,9 @@ class _Walk(Commit):
 
     def _walk(self) -> None:
         node, leaves, number = self.node, self.leaves, 0
+        if _lacks_numbers(node):
+            self.stopped = Followed(raises=True)
+            return
         recording = _recording(node)
         recording.keep(self.undo, leaves)
         while number < len(node.reads):
@@ -187,6 +191,9 @@ class _Walk(Commit):
                     self._keep_outcomes()
             if meeting.made:
                 recording.settle(number, meeting)
+            if not self._give(node, number):
+                self.stopped = Followed(ran=self.islands, raises=True)
+                return
             number += 1
         self.stopped = Followed(ran=self.islands, raises=True)
         if not self._computes():
@@ -194,6 +201,15 @@ class _Walk(Commit):
         self.stopped = None
         self.is_last = True
         native.committed(recording.segment(number), (leaves,), bool)
+
+    def _give(self, node: Node, number: int) -> bool:
+        """Put what follows from the read where the recording has it. One that goes on from another has none of that so
+        far."""
+        if node.given is None or node.computed is None:
+            return not _lacks_numbers(node)
+        begin = number if node is self.given_to else 0
+        self.given_to, numbers = node, node.computed.numbers(self.values, self.read)
+        return all(node.given.put(at, numbers) for at in range(begin, number + 1))
 
     def _computes(self) -> bool:
         """Compute what the body leaves of the values that were read, before anything is left. False where Python raises
@@ -335,6 +351,11 @@ def replay(
     walk.resumes, walk.keeps, walk.beside = resumes, kept is not None, kept or ()
     result: Followed = walk.run(walk.walk, (), run)
     return result
+
+
+def _lacks_numbers(node: Node) -> bool:
+    """Whether operators would get the numbers of the recorded run. It is about to go."""
+    return node.computed is not None and bool(node.computed.given) and node.given is None
 
 
 def _recording(node: Node) -> SegmentedRecording:

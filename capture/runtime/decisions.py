@@ -27,7 +27,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -35,7 +35,7 @@ from attrs import define, evolve, field, frozen
 from capture.core.facts import Break, Facts
 from capture.engines.base import Number
 from capture.key.input_places import InputPlace, with_places
-from capture.observe.computed import Computed, Known, Variable
+from capture.observe.computed import Computed, Known, Variable, without_given
 from capture.observe.facts_builder import READ_ANEW
 from capture.observe.returned_value import ASKED, RETURNED
 from capture.runtime.buckets import Values
@@ -52,6 +52,7 @@ from capture.runtime.numbers import (
     number_of,
     places_of_part,
     reads_in_c,
+    same_but,
     sets_anew,
     tail_of,
     with_numbers,
@@ -70,6 +71,7 @@ _MOST_PLACES = 16  # numbers in Python state, which are read in each call
 _MOST_ROUNDS = 4  # in which further places become arguments
 _FAR = 1013  # as an index it raises
 _TRIED = 4096
+_MOST_VALUES = 40_000  # that are computed to find other numbers
 
 
 @define(eq=False)
@@ -477,8 +479,24 @@ class _Seen:
 
     def is_like(self, other: _Seen) -> bool:
         """They did the same."""
-        alike = compared(self.facts) == compared(other.facts) and self.amounts == other.amounts
-        alike = alike and self.changed == other.changed
+        return compared(self.facts) == compared(other.facts) and self._left_like(other)
+
+    def gives_like(self, other: _Seen, own: Numbers, others: Numbers) -> bool:
+        """They did the same, but that operators got what follows from the numbers of each, and made something else of
+        it. ``own``: the numbers of this run."""
+        formulas = self.noting.formulas.values()
+        try:
+            texts = {(repr(formula.value(own)), repr(formula.value(others))) for formula in formulas}
+        except (ArithmeticError, ValueError, TypeError):
+            return False
+        mine, theirs = self.facts, other.facts
+        if _shapes(mine) != _shapes(theirs) or len(mine.scalars) != len(theirs.scalars):
+            return False
+        same = functools.partial(same_but, texts)
+        return all(map(same, mine.scalars, theirs.scalars)) and self._left_like(other)
+
+    def _left_like(self, other: _Seen) -> bool:
+        alike = self.amounts == other.amounts and self.changed == other.changed
         return alike and self._texts() == other._texts()
 
     def _texts(self) -> Any:
@@ -491,6 +509,14 @@ def compared(facts: Facts) -> tuple[Any, ...]:
     draws = [(one.generator, one.op, one.count) for one in facts.draws]
     effects = [one.compared for one in facts.effects]
     return facts.sequence, facts.scalars, facts.reads, outputs, effects, draws, facts.num_ops
+
+
+def _shapes(facts: Facts) -> tuple[Any, ...]:
+    """As ``compared``, without what tensors hold."""
+    outputs = [(one.compared, one.tensor) for one in facts.outputs]
+    draws = [(one.generator, one.op, one.count) for one in facts.draws]
+    effects = [(one.path, one.kind) for one in facts.effects]
+    return facts.sequence, facts.reads, outputs, effects, draws, facts.num_ops
 
 
 @frozen(eq=False)
@@ -523,16 +549,32 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
         return _Proof(asked, {}, is_enough=False) if asked else None
     if first.reads is not None and first.reads.unplaced:
         return _Proof(asked, {}, is_enough=False, unplaced=first.reads.unplaced)
-    left = _left_after_others(captured, call, decisions, first, own)
-    if left is None:
+    after_others = _left_after_others(captured, call, decisions, first, own)
+    if after_others is None:
         return _Proof(asked, {}, is_enough=False)
+    left, gives = after_others
+    if gives and computed is not None:
+        computed = evolve(computed, given=_numbers_among(first, own))
     added, others = Decisions(decisions.positions, decisions.kinds), read_and_compared(first.facts)
     added.learn(_Proof(asked, first.amounts, is_enough=True, computed=computed, changed=first.changed))
     plainly = evolve(call)
     plainly.amounts, plainly.formulas = added.amounts(plainly), added.formulas(plainly.values)
     plain = watched_with(captured, plainly, {})[1].facts
-    is_enough = not left and compared(plain) == compared(first.facts)
+    expected = first.facts
+    if computed is not None and first.reads is not None:
+        numbers: dict[Variable, Any] = dict(enumerate(own))
+        numbers |= {("read", number): value for number, value in first.reads.read.items()}
+        scalars = without_given(computed, expected.scalars, numbers)
+        expected = evolve(expected, scalars=tuple(scalars))
+    is_enough = not left and compared(plain) == compared(expected)
     return _Proof(asked, first.amounts, is_enough, computed, changed=first.changed, compared=others)
+
+
+def _numbers_among(seen: _Seen, own: Sequence[Number]) -> tuple[Formula, ...]:
+    """All that Python computed which is a number, and no text."""
+    numbers: dict[Variable, Any] = dict(enumerate(own))
+    numbers |= {} if seen.reads is None else {("read", number): value for number, value in seen.reads.read.items()}
+    return tuple([formula for formula in seen.noting.formulas.values() if type(formula.value(numbers)) in _PLAIN])
 
 
 def _first_seen(
@@ -553,24 +595,36 @@ def _first_seen(
 
 def _left_after_others(
     captured: Captured, call: Call, decisions: Decisions, first: _Seen, own: Sequence[Number]
-) -> dict[str, Formula] | None:  # fmt: skip
-    """Formulas that had the same value in all runs, after runs with other numbers; None where one did more."""
+) -> tuple[dict[str, Formula], bool] | None:  # fmt: skip
+    """Formulas that had the same value in all runs, after runs with other numbers, and whether operators got some;
+    None where a run did more."""
     read = {} if first.reads is None else first.reads.read
     wanted = frozenset(read)
     variables: list[Variable] = [*range(len(own)), *[("read", number) for number in read]]
     before, left = dict(zip(variables, (*own, *read.values()), strict=True)), _not_told(first.noting)
+    may_give, gives = bool(read) and not first.noting.questions and _may_give(captured, call), False
     for others in _like(first.noting, before):
         differing = {text for text, formula in left.items() if _differs(formula, before, others)}
         if left and not differing:
             continue
         given = {number: others["read", number] for number in wanted}
         second = _seen(captured, call, decisions.positions, [others[at] for at in range(len(own))], wanted, given)
-        if not second.is_enough or second.noting.questions != first.noting.questions or not second.is_like(first):
+        if not second.is_enough or second.noting.questions != first.noting.questions:
             return None
+        if gives or not second.is_like(first):
+            if not may_give or not first.gives_like(second, before, others):
+                return None
+            gives = True
         left = {text: formula for text, formula in left.items() if text not in differing}
         if not left:
             break
-    return left
+    return left, gives
+
+
+def _may_give(captured: Captured, call: Call) -> bool:
+    """Whether recordings may have numbers that are read in each replay among what operators get."""
+    engines = {entry.backend for entry in captured.entries() if entry.backend is not None}
+    return not call.binder.places and all(one.lifts_numbers and one.executes_recording_runs for one in engines)
 
 
 def _seen(
@@ -654,15 +708,33 @@ def _like(noting: Noting, own: Numbers) -> Iterator[Numbers]:
     """Other numbers with the same answers, first those by which most formulas differ."""
     candidates: list[tuple[int, Numbers]] = []
     left = _not_told(noting).values()
-    for numbers in itertools.islice(_others(noting, [*own.values()]), _TRIED):
+    if not noting.questions:
+        yield from _near(own, left)
+    tried = min(_TRIED, _MOST_VALUES // (len(left) + 1))  # a step of Adam has some formulas a parameter
+    for numbers in itertools.islice(_others(noting, [*own.values()]), tried):
         others: Numbers = dict(zip(own, numbers, strict=True))
         try:
-            if all(question.answer(others) == answer for question, answer in noting.questions.items()):
+            alike = all(type(formula.value(others)) is type(formula.value(own)) for formula in left)
+            if alike and all(question.answer(others) == answer for question, answer in noting.questions.items()):
                 candidates.append((sum(_differs(formula, own, others) for formula in left), others))
         except (ArithmeticError, ValueError, TypeError):
             continue
     for _, others in sorted(candidates, key=lambda candidate: -candidate[0]):
         yield others
+
+
+def _near(own: Numbers, formulas: Iterable[Formula]) -> Iterator[Numbers]:
+    """Other numbers where nothing is asked of them, of the same signs: no two differ from their own by as much."""
+    for factor, shift in ((1.375, 3), (0.59375, 1013)):
+        others: Numbers = {
+            variable: number + shift + at if type(number) is int else number * (factor + at / 512)
+            for at, (variable, number) in enumerate(own.items())
+        }
+        try:
+            if all(type(formula.value(others)) is type(formula.value(own)) for formula in formulas):
+                yield others
+        except (ArithmeticError, ValueError, TypeError):
+            continue
 
 
 def _others(noting: Noting, own: Sequence[Number]) -> Iterator[list[Number]]:

@@ -41,6 +41,7 @@ its results made part of the caller's graph, and autograd calls the backward pas
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -63,6 +64,7 @@ from capture.runtime import (
     branches,
     decisions,
     eviction,
+    given_numbers,
     inputs,
     miss_reason,
     payoff,
@@ -302,6 +304,8 @@ def _prepare(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf
     tree = tree_for(backend, captured.pool.number)
     tree.begin_call(captured, captured.annotation.max_recordings)
     is_cold = entry.phase == "cold"
+    if is_cold and given_numbers.meet_others(captured, entry, values):
+        return START_OVER
     if is_cold and captured.lifts_left and finds_numbers(captured, entry, bound, tree):
         return START_OVER
     if is_cold and captured.lifts_left and (result := lift(captured, entry, bound, tree)) is not MISS:
@@ -435,7 +439,13 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
     if entry.nodes:
         captured.log.counters.misses += 1
         captured.log.add("miss", miss_reason.difference(captured, entry, bound, tree, pattern).difference)
-    return done(record_call(captured, entry, bound, tree, pattern))
+    return _recorded(captured, entry, bound, tree, pattern)
+
+
+def _recorded(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern) -> Reply:
+    make = functools.partial(record_call, captured, entry, bound, tree, pattern)
+    result = given_numbers.completed(captured, entry, bound, tree, pattern, make)
+    return START_OVER if result is MISS else done(result)
 
 
 def _state_moved(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
@@ -460,10 +470,12 @@ def _follow(captured: Captured, entry: Entry, node: Node, values: Values, leaves
     if current_config().poison:
         tree.pool.poison([block for block, _ in tree.live_blocks()])
     siblings = tree.current.children[node.key]
-    if verifies(captured) and any(verify.is_due(captured, sibling) for sibling in siblings if sibling.reads):
+    if any(verify.is_due(captured, sibling) for sibling in siblings if sibling.reads):
         bound = captured.call(values, leaves, entry)
         verified = verify.verified(captured, entry, node, tree, bound)
-        if verified.differs is not None:
+        if verified.is_wrong and node.given is not None:
+            given_numbers.give_up(captured)
+        elif verified.differs is not None:
             note_difference(captured, entry, tree, verified.differs, is_wrong=verified.is_wrong)
         if verified.stopped is None:
             return done(verified.result if verified.has_result else verify.run_body(captured, bound))
@@ -480,6 +492,8 @@ def _came_to(
     """Recordings went as far as they go: to a result, or to a value after which none goes on."""
     if stopped.node is not None:
         entry.steadiness.replays += 1
+        if stopped.node.given is not None:
+            stopped.node.given.count.calls += 1
         return done(stopped.result)
     if stopped.ran:
         islands.answer(body_run.current(), stopped.ran)
@@ -547,7 +561,7 @@ def _unread(
     if reads_others and not decisions.proves_branch(captured, entry, bound, reads):
         return done(run_eagerly(captured, bound, "after this value more comes of a number than an answer"))
     if branches_known:
-        return done(record_call(captured, entry, bound, tree, node.key[1]))
+        return _recorded(captured, entry, bound, tree, node.key[1])
     if len(entry.branches) >= MOST_BRANCHES:
         return done(run_eagerly(captured, bound, "there are as many branches as there may be"))
     return done(observe_call(captured, entry, bound, tree))
@@ -606,7 +620,8 @@ class _GoesOn:
         """The same where the host reads values. What begins with a recording that fits may end in one that has to be
         verified first."""
         captured, entry, run_now = self.captured, self.entry, BodyRun()
-        if tree.lingering or captured.annotation.verify != "off":
+        is_due = node.given is not None and node.given.count.is_due
+        if tree.lingering or is_due or captured.annotation.verify != "off":
             return self.ready(entry, values, leaves)
         measured = entry.payoff if is_measured(captured, entry) else None
         if measured is not None and measured.wants_body:
@@ -623,6 +638,8 @@ class _GoesOn:
             begin = lambda: _came_to(captured, entry, node, stopped, values, leaves, tree)  # noqa: E731
             return guarded(captured, values, _ready, entry, leaves, begin)
         entry.steadiness.replays += 1
+        if stopped.node.given is not None:
+            stopped.node.given.count.calls += 1
         if measured is not None:
             measured.note_replay(clock() - begun)
         return finish(stopped.result, leaves)

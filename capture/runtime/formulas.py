@@ -58,6 +58,11 @@ class NotedReads:
     """A noted number went where no formula leads."""
     computed: Computed | None = None
 
+    @property
+    def numbers(self) -> Mapping[Any, Any]:
+        """None are hidden: what operators got is compared."""
+        return {}
+
     def takes(self, reads: Sequence[str]) -> bool:
         """See ``Formulas``."""
         return len(reads) in self.wanted

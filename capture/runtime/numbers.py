@@ -138,7 +138,7 @@ class Watched:
             (repr(value), repr(value_of_other)) for value, value_of_other in zip(values, values_of_others, strict=True)
         }
         is_same = len(scalars) == len(self.scalars)
-        return is_same and all(map(functools.partial(_same_but, texts), self.scalars, scalars))
+        return is_same and all(map(functools.partial(same_but, texts), self.scalars, scalars))
 
 
 def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> Watched | None:
@@ -190,7 +190,7 @@ _UNLIKELY = 1013
 """Indices, lengths and repetitions by its negative raise, or come to nothing."""
 
 
-def _same_but(texts: set[tuple[str, str]], values: tuple[str, ...], again: tuple[str, ...]) -> bool:
+def same_but(texts: set[tuple[str, str]], values: tuple[str, ...], again: tuple[str, ...]) -> bool:
     """Whether an operator got equal arguments in two runs, ``values`` and ``again`` as text, but for numbers that the
     call gives. ``texts``: pairs of such numbers, of the first and of the second run."""
 

@@ -118,7 +118,7 @@ def _record(
     captured.note_findings(plan)
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
-    node.written, node.computed = written, recorded.described.computed
+    _note_computed(node, recorded, written)
     node.placed = formulas.placed(call, recorded.described, outputs)
     node.make_owned(_owned(captured, entry, tree, outputs))
     process_groups.note_user(node, facts)
@@ -131,6 +131,14 @@ def _record(
     if undo:
         record_failure.undo_run(recorded)
     return done(result)
+
+
+def _note_computed(node: Node, recorded: Recorded, written: tuple[int, ...]) -> None:
+    assert recorded.described is not None
+    node.written = written
+    node.computed = recorded.described.computed
+    if node.computed is not None and node.computed.given and recorded.watched is not None:
+        node.first_read = {at: recorded.watched.watch.trace.kept[at][0] for at in node.computed.taken}
 
 
 def _covered(captured: Captured, call: Call, branch: Facts) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from capture.core.facts import Facts
 from capture.core.findings import Severity
 from capture.core.plan import CapturePlan
-from capture.runtime import eviction, planning, record
+from capture.native import MISS
+from capture.runtime import eviction, given_numbers, planning, record
 from capture.runtime.captured import Captured
 from capture.runtime.decisions import hold
 from capture.runtime.entry import RETRIES, Entry
@@ -50,7 +52,9 @@ def bring_to_replay(
                 return because(plan)
             if not hold(captured, entry, call):
                 return Outcome("skipped", "more than some answers comes of a number")
-            record_undone(captured, entry, call, tree)
+            make = functools.partial(record_undone, captured, entry, call, tree)
+            if given_numbers.completed(captured, entry, call, tree, tree.pattern(call.leaves), make) is MISS:
+                return Outcome("skipped", "it is not known where a recording has the numbers that the host reads")
             together = entry.plan is not None and entry.plan.collectives
             if together and not tree.backend.executes_recording_runs:  # it was captured, and nothing has run
                 run_undone(captured, call)

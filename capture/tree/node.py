@@ -95,6 +95,10 @@ class Node:
     """Recordings below this node, by number of the function."""
     computed: Any = None
     """The formulas of what it leaves (``observe.computed.Computed``)."""
+    given: Any = None
+    """Where it has what follows from numbers that the host reads (``runtime.given_numbers``)."""
+    first_read: dict[int, Any] = field(factory=dict)
+    """Those numbers in the recorded run, by number of the read."""
     placed: tuple[tuple[Any, Any], ...] = ()
     """Places that it writes and whose numbers its formulas read, each with the effect that writes it."""
     written: tuple[int, ...] = ()

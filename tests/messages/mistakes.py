@@ -340,7 +340,7 @@ def branch_on_a_value() -> Any:
 def number_in_the_middle() -> Any:
     @capture
     def f(x: Tensor) -> Tensor:
-        largest = x.max().item()
+        largest = float(x.max())
         return torch.relu(x) / largest
 
     return calls(f, 12)

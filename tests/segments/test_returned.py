@@ -134,11 +134,6 @@ def given_to_a_call(x: Tensor) -> Any:
     return x * 2, abs(loss)
 
 
-def added_to(x: Tensor) -> Any:
-    loss = x.sum().item()
-    return x + loss, loss
-
-
 def same_name(x: Tensor) -> Any:
     return {"a": x.sum().item(), "a": x.max().item()}  # noqa: F601
 
@@ -336,7 +331,6 @@ def test_number_that_is_returned_below_a_mode_of_torch_functions() -> None:
     "body",
     [
         as_int_of_a_fraction,
-        added_to,
         as_a_key,
     ],
 )

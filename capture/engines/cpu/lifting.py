@@ -21,7 +21,6 @@ from capture.engines.base import Number, NumbersToLift
 from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep
 from capture.key.tensor_meta import bytes_of
 from capture.observe.operator_schema import number_arguments
-from capture.observe.returned_value import go_one_way
 
 Numbers = Sequence[tuple[Number, Number]]
 """For each number its values in the two runs."""
@@ -92,12 +91,7 @@ def _number_arguments(name: str) -> frozenset[int | str]:
 
 def lift(first: Tape, second: Tape, numbers: NumbersToLift) -> TapeNumbers | str:
     """The numbers as registers of ``second``, if the tapes differ in them alone."""
-    if (
-        first.reads != second.reads
-        or not go_one_way(second.reads)
-        or len(first.steps) != len(second.steps)
-        or len(first.roots) != len(second.roots)
-    ):
+    if first.reads != second.reads or len(first.steps) != len(second.steps) or len(first.roots) != len(second.roots):
         return "other operators run with another number"
     if not all(map(_same_memory, first.roots, second.roots)):
         return "other memory is read with another number"
@@ -159,6 +153,10 @@ class TapeNumbers:
             return True
         told = {(register, bits_of(value)) for register, value in zip(self.registers, values, strict=True)}
         return len(told) == len(set(self.registers))
+
+    def put_one(self, at: int, value: Number) -> None:
+        """Set the register of the number at this position of ``used``."""
+        self.tape.registers[self.registers[at]] = value
 
     def put(self, values: Sequence[Number]) -> bool:
         """Set the registers."""

@@ -1,0 +1,241 @@
+"""Given numbers: operators get what follows from numbers that the host reads in the body, as a loss is multiplied by
+``alpha = log_alpha.exp().item()``. What optimizers of torch read is left aside: their steps are islands.
+
+A replay reads such a number as it reads any other (``branches``), and puts what Python computes of it (``formulas``)
+where the recording has it, before the next segment runs. Where that is, two recordings of one call tell, as for the
+arguments of a call (``numbers``): one of them, which is undone, is given other numbers than those that it reads. Only
+what differs in both by just these formulas becomes a register.
+
+A replay is compared with the body in the first call, and again in the fourth, sixteenth ... one. Values for which there
+are kernels of their own have the body run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+import torch
+from attrs import define, field, frozen
+from typing_extensions import override
+
+from capture.engines.base import LiftedNumbers, Number, NumbersToLift
+from capture.native import MISS
+from capture.observe.capture_lock import locked
+from capture.observe.computed import Computed, Known, Left, Variable, same
+from capture.observe.run import ObservedRun, active_watch
+from capture.runtime import numbers, record
+from capture.runtime.buckets import Count, Values
+from capture.runtime.captured import Captured
+from capture.runtime.entry import Entry
+from capture.runtime.noted_numbers import Formula
+from capture.runtime.noted_runs import holding
+from capture.state import body_run
+from capture.state.body_run import BodyRun
+from capture.state.call import Call
+from capture.torch_private.monkeypatch import replaced
+from capture.tree.node import Node, Pattern
+from capture.tree.tree import Tree
+
+_FACTOR, _SHIFT = 1.375, 3
+"""By which the numbers of the other run differ, each by another amount. No sign changes; whole ones stay such."""
+
+
+class NumbersBetween(LiftedNumbers, Protocol):
+    """Numbers that are put one by one, between the segments of a replay."""
+
+    registers: Sequence[int]
+    """The place of each number in ``used``."""
+
+    def put_one(self, at: int, value: Number) -> None:
+        """Put the number at this position of ``used``."""
+
+
+@define(eq=False)
+class GivenNumbers:
+    """Where a recording has them. ``formulas``: what operators get, in the order of ``places.used``."""
+
+    places: NumbersBetween
+    formulas: Sequence[Formula]
+    ready: Mapping[int, Sequence[int]]
+    """Positions in ``formulas``, by number of the read after which Python has all that they are made of."""
+    alike: Mapping[int, Sequence[int]]
+    """Positions of others that were equal in both recordings, so that nobody can tell which one operators get."""
+    count: Count = field(factory=Count)
+
+    def put(self, number: int, known: Mapping[Variable, Any]) -> bool:
+        """Put what is known after this read. False where a number cannot be put, so that the body has to run."""
+        for at in self.ready.get(number, ()):
+            try:
+                value = self.formulas[at].value(known)
+            except (ArithmeticError, ValueError, TypeError):
+                return False
+            if type(value) not in (float, int) or not numbers.may_vary(value):
+                return False
+            if at in self.places.powers and float(value).is_integer():
+                return False
+            if any(not self._is_same(other, value, known) for other in self.alike.get(at, ())):
+                return False
+            self.places.put_one(at, value)
+        return True
+
+    def _is_same(self, other: int, value: Number, known: Mapping[Variable, Any]) -> bool:
+        try:
+            return same(self.formulas[other].value(known), value)
+        except KeyError:  # of a number that is read later
+            return True
+        except (ArithmeticError, ValueError, TypeError):
+            return False
+
+
+@frozen(eq=False)
+class _OtherReads(Known):
+    """As ``Known``, for a run that gets other numbers than those that it reads."""
+
+    read: dict[int, Number] = field(factory=dict)
+
+    @override
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        thread, item = threading.get_ident(), torch.Tensor.item
+
+        def read(tensor: torch.Tensor) -> Any:
+            watch = active_watch() if threading.get_ident() == thread else None
+            before = -1 if watch is None else len(watch.trace.reads)
+            value = item(tensor)
+            if watch is None or len(watch.trace.reads) != before + 1 or type(value) not in (int, float):
+                return value
+            if not any(before in one.taken for one in self.candidates):
+                return value
+            other = value + _SHIFT + before if type(value) is int else value * (_FACTOR + before / 512)
+            self.read[before] = other
+            return self.read[before]
+
+        with replaced(torch.Tensor, {"item": read}):
+            yield
+
+    @override
+    def found(self, watched: ObservedRun, left: Left) -> Computed | None:
+        trace = watched.watch.trace
+        trace.kept.update({number: (value, trace.kept[number][1]) for number, value in self.read.items()})
+        return super().found(watched, left)
+
+
+def completed(
+    captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern, make: Callable[[], Any]
+) -> Any:  # fmt: skip
+    """What ``make`` gives, which records the call. Where operators get what follows from what the host reads, the
+    recording takes that from then on; ``MISS``, and nothing has run, where it is known before that it cannot."""
+    if not are_wanted(captured):
+        return make()
+    other = _other(captured, entry, bound, tree, pattern)
+    if other is None:
+        give_up(captured)
+        return MISS
+    known = set(entry.nodes)
+    try:
+        result = make()
+        made = [node for node in entry.nodes if node not in known]
+        is_complete = all([_complete(captured, tree, node, other) for node in made])  # noqa: C419 - of each
+    finally:
+        _forget(tree, other)
+    if not is_complete:
+        give_up(captured)
+    return result
+
+
+def _other(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern) -> Node | None:
+    """Record the call with other numbers than those that it reads, and undo that. None where that is no recording."""
+    known = captured.decisions.formulas(bound.values) if captured.decisions is not None else None
+    if known is None or tree.path or tree.warm:
+        return None
+    reads, nodes = _OtherReads(known.candidates, known.numbers), set(entry.nodes)
+
+    def recorded() -> None:
+        call = captured.call(bound.values, bound.leaves, entry)
+        call.formulas = reads
+        record.record(captured, entry, call, tree, pattern, undo=True)
+
+    run = BodyRun()
+    try:
+        body_run.during(run, holding, (captured.call(bound.values, bound.leaves, entry), {}, recorded))
+    except Exception as error:
+        if run.error is not error:
+            raise
+        return None  # the body takes no such numbers
+    tree.end_path("numbers")
+    made = [node for node in entry.nodes if node not in nodes]
+    if len(made) != 1 or made[0].parent is not tree.root:
+        return None
+    tree.root.children[made[0].key].remove(made[0])  # else the next one, which begins in another way, ends it
+    entry.nodes.remove(made[0])
+    return made[0]
+
+
+def _forget(tree: Tree, other: Node) -> None:
+    """The other recording is needed no more."""
+    tree.root.children.setdefault(other.key, []).append(other)
+    tree.forget(other)
+
+
+def _complete(captured: Captured, tree: Tree, node: Node, other: Node) -> bool:
+    """Have a recording that was just made take what the host reads. False where it is not known how."""
+    computed: Computed = node.computed
+    if node.parent is not tree.root or other.reads != node.reads:
+        return False
+    first, second, then, now = other.recording, node.recording, other.first_read, node.first_read
+    if first is None or second is None or then.keys() != now.keys():
+        return False
+    order = sorted(now)
+
+    def given(own: Sequence[Number]) -> list[Number] | None:
+        read: dict[Variable, Any] = {("read", at): value for at, value in zip(order, own, strict=True)}
+        try:
+            return [formula.value(read) for formula in computed.given]
+        except (ArithmeticError, ValueError, TypeError, KeyError):
+            return None
+
+    def again(_: Sequence[Number]) -> Any:
+        raise NotImplementedError
+
+    to_lift = NumbersToLift(tuple(then[at] for at in order), tuple(now[at] for at in order), given, again)
+    found: Any = locked(tree.backend.lift, first, second, to_lift)
+    if isinstance(found, str):
+        captured.log.add("plan", f"numbers that are read stay as they are: {found}")
+        return False
+    formulas: list[Formula] = [cast(Formula, computed.given[at]) for at in found.used]
+    ready: dict[int, list[int]] = {}
+    for at, formula in enumerate(formulas):
+        ready.setdefault(max(number for _, number in formula.origins()), []).append(at)
+    registers: dict[int, list[int]] = {}
+    for at, register in enumerate(found.registers):
+        registers.setdefault(register, []).append(at)
+    alike = {at: several for several in registers.values() if len(several) > 1 for at in several}
+    node.given = GivenNumbers(found, formulas, ready, alike)
+    return True
+
+
+def give_up(captured: Captured) -> None:
+    """What is read is compared again."""
+    captured.decisions, captured.decisions_left = None, 0
+    captured.log.add("drop", "what the host reads is compared again")
+    captured.retire()
+
+
+def meet_others(captured: Captured, entry: Entry, values: Values) -> bool:
+    """Whether numbers of the call, or in Python state, are others than in an earlier key. Such recordings are not made
+    to serve several of those, too: what is read is compared again then."""
+    if not are_wanted(captured):
+        return False
+    entries = captured.entries()
+    if numbers.twin_of(entry, entries, (), values) is None and numbers.changing_places(captured, entry) is None:
+        return False
+    give_up(captured)
+    return True
+
+
+def are_wanted(captured: Captured) -> bool:
+    """Whether operators get what follows from what the host reads, so that a recording has to take it."""
+    return captured.decisions is not None and any(one.given for one in captured.decisions.candidates())
