@@ -550,7 +550,7 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
     if first.reads is not None and first.reads.unplaced:
         return _Proof(asked, {}, is_enough=False, unplaced=first.reads.unplaced)
     after_others = _left_after_others(captured, call, decisions, first, own)
-    if after_others is None:
+    if after_others is None or not _floats_ask_no_more(captured, call, decisions, first, own):
         return _Proof(asked, {}, is_enough=False)
     left, gives = after_others
     if gives and computed is not None:
@@ -568,6 +568,20 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
         expected = evolve(expected, scalars=tuple(scalars))
     is_enough = not left and compared(plain) == compared(expected)
     return _Proof(asked, first.amounts, is_enough, computed, changed=first.changed, compared=others)
+
+
+def _floats_ask_no_more(
+    captured: Captured, call: Call, decisions: Decisions, first: _Seen, own: Sequence[Number]
+) -> bool:  # fmt: skip
+    """A float asks nothing of a whole number on its right (``0.25 > n``), and no other whole number with the same
+    answers need show it. So a run has floats in the place of whole numbers that it reads, and asks the same."""
+    read = {} if first.reads is None else first.reads.read
+    if not any(type(value) is int for value in read.values()):
+        return True
+    floats = {number: float(value) for number, value in read.items()}
+    seen = _seen(captured, call, decisions.positions, own, frozenset(read), floats)
+    asked, asked_by_floats = ({one.text for one in run.noting.questions} for run in (first, seen))
+    return asked == asked_by_floats and not seen.noting.is_read
 
 
 def _numbers_among(seen: _Seen, own: Sequence[Number]) -> tuple[Formula, ...]:

@@ -84,6 +84,11 @@ LOOKED_AT: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "compared": lambda x, w: x * w.sum().item() if w.sum().item() > 0.2 else x.abs(),
     "an index": lambda x, w: x[int(abs(w.sum().item()) * 3) % 4],
     "a size": lambda x, w: x.repeat(1 + int(abs(w.sum().item())) % 3, 1),
+    "a whole number left of a float": lambda x, w: (
+        x * 2,
+        max(min((x[0, :2] > 0.5).sum().item(), w[0].item() % 2), 0.25),
+    ),
+    "a float left of a whole number": lambda x, w: x * 2 if 0.25 > (x[0, :2] > 0.5).sum().item() else x * 3,  # noqa: SIM300 - the order is what counts
     "a number of a text": lambda x, w: x * float(f"{w.sum().item():.2f}") + int(str(w[0].item())[-1]),
     "a text": lambda x, w: (x * 2, f"{w.sum().item():.1f}"),
     "a class": lambda x, w: x * (2 if type(w.sum().item()) is float else 3),
