@@ -414,9 +414,14 @@ def _outcome(
     except UnsuitedError as unsuited:
         return Outcome(function, result, "", unsuited=str(unsuited))
     fresh, leaves = {id(tensor) for tensor in made}, list(tensors_of(result))
-    alone = _ALONE[isinstance(result, torch.Tensor)]
-    held = [id(leaf) in fresh and any(map(operator.gt, by, alone)) for leaf, by in zip(leaves, holders, strict=True)]
-    kept = any(held)
+    is_tensor = isinstance(result, torch.Tensor)
+
+    def is_held(alone: tuple[int, int]) -> bool:
+        pairs = zip(leaves, holders, strict=True)
+        return any(id(leaf) in fresh and any(map(operator.gt, by, alone)) for leaf, by in pairs)
+
+    # where somebody evaluates frames, as Dynamo does, a call has references of its own to what it passes
+    kept = is_held(_ALONE[is_tensor]) and is_held(_probe(_MAKES[is_tensor]))
     return Outcome(function, template, text, tuple(made), unsuited="keeps a tensor that it gives" if kept else None)
 
 
@@ -500,8 +505,9 @@ def _probe(make: Callable[[], Any]) -> tuple[int, int]:
     return found
 
 
-_ALONE = {
-    True: _probe(lambda: torch.zeros(1, device="cpu")),
-    False: _probe(lambda: [torch.zeros(1, device="cpu")]),
+_MAKES: Mapping[bool, Callable[[], Any]] = {
+    True: lambda: torch.zeros(1, device="cpu"),
+    False: lambda: [torch.zeros(1, device="cpu")],
 }
+_ALONE = {is_tensor: _probe(make) for is_tensor, make in _MAKES.items()}
 """Reference counts of a tensor that nobody else holds: one that is the result, and one inside the result."""
