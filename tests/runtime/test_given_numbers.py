@@ -146,6 +146,29 @@ def test_values_that_have_kernels_of_their_own(body: Callable[[Tensor, Tensor], 
     both(program, lambda number: (data(number), number))
 
 
+@pytest.mark.parametrize("body", [
+    lambda x, w: x * w[0].item(),
+    lambda x, w: x * round(w[0].item() / 4) + w[1].item(),
+    lambda x, w: x + (w[0].item() - 3.0) * (w[1].item() * 0.0 + 0.25),
+    lambda x, w: x.clamp(min=-abs(w[0].item())) * (w[0].item() // 5),
+], ids=["a factor", "rounded", "a difference", "a quotient"])  # fmt: skip
+@pytest.mark.parametrize("begin", [0.0, 1.0, 3.0, 3.25])
+def test_values_that_stay_and_then_change(body: Callable[[Tensor, Tensor], Any], begin: float) -> None:
+    """What is equal in both recordings may be another number later."""
+
+    def program(wrap: Callable[[Any], Any]) -> Any:
+        w = torch.tensor([begin, 0.7])
+        captured = wrap(lambda x: body(x, w))
+
+        def run(x: Tensor, number: int) -> Any:
+            w[0] = begin if number < 13 or number == 21 else begin + number / 7
+            return captured(x)
+
+        return run, lambda: w
+
+    both(program, lambda number: (data(number), number))
+
+
 def test_values_of_which_python_cannot_compute() -> None:
     def program(wrap: Callable[[Any], Any]) -> Any:
         w = torch.tensor([0.3, -0.7])
