@@ -201,7 +201,8 @@ def _complete(captured: Captured, tree: Tree, node: Node, other: Node) -> bool:
         raise NotImplementedError
 
     to_lift = NumbersToLift(tuple(then[at] for at in order), tuple(now[at] for at in order), given, again)
-    if not _tell_apart(given(to_lift.then), given(to_lift.now)):
+    values = given(to_lift.now)
+    if not numbers.differ(given(to_lift.then), values) or not all(map(numbers.may_vary, values or ())):
         return False
     found: Any = locked(tree.backend.lift, first, second, to_lift)
     if isinstance(found, str):
@@ -217,12 +218,6 @@ def _complete(captured: Captured, tree: Tree, node: Node, other: Node) -> bool:
     alike = {at: several for several in registers.values() if len(several) > 1 for at in several}
     node.given = GivenNumbers(found, formulas, ready, alike)
     return True
-
-
-def _tell_apart(then: Sequence[Number] | None, now: Sequence[Number] | None) -> bool:
-    """Whether two recordings show where each of these numbers is: one that is equal in both looks like a constant."""
-    pairs = list(zip(then or (), now or (), strict=True))
-    return bool(pairs) and all(numbers.may_vary(value) and not same(other, value) for other, value in pairs)
 
 
 def give_up(captured: Captured) -> None:

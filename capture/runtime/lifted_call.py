@@ -188,6 +188,8 @@ def _found(
         return call, generators_of(call, entry)
 
     now = tuple(bound.values[at] for at in positions)
+    if not numbers.differ(watched.values(then), watched.values(now)):
+        return "what Python computes of them is equal for both values"
     given = NumbersToLift(tuple(then), now, watched.values, again)
     try:
         numbers_or_reason: LiftedNumbers | str = locked(tree.backend.lift, first, second, given)

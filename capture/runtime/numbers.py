@@ -36,6 +36,7 @@ from capture.key.modes import Here
 from capture.key.name_uses import updated_names
 from capture.key.packages import package_of
 from capture.native import MISS
+from capture.observe.computed import same
 from capture.observe.returned_value import go_one_way
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
@@ -95,6 +96,12 @@ def _names(code: types.CodeType) -> Sequence[str]:
 def _reads(name: str, value: object) -> bool:
     package = package_of(getattr(value, "__name__" if isinstance(value, types.ModuleType) else "__module__", None))
     return name in _READ_IN_C or package in _READ_IN_C
+
+
+def differ(then: Sequence[Number] | None, now: Sequence[Number] | None) -> bool:
+    """Whether two recordings show where each of these numbers is: one that is equal in both looks like a constant."""
+    pairs = list(zip(then or (), now or (), strict=True))
+    return bool(pairs) and not any(same(other, value) for other, value in pairs)
 
 
 def with_numbers(values: Values, positions: Sequence[int], numbers: Sequence[Number]) -> Values:

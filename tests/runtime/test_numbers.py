@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -87,6 +88,22 @@ def test_numbers_that_reach_operators_as_they_are(name: str, dtype: torch.dtype)
         assert recordings(f).replays > len(MANY) - 4
         assert recordings(f).recordings <= 4  # whole exponents have kernels of their own
         assert recordings(f).eager_calls == 0
+
+
+@pytest.mark.parametrize("rest", [
+    lambda x, v: v // 5.0, lambda x, v: v - v % 5.0, lambda x, v: x.clamp(max=-(v // 4.0)), lambda x, v: x * (v // 9.0),
+], ids=["a quotient", "a remainder", "a keyword", "a factor"])  # fmt: skip
+def test_what_follows_from_a_number_and_is_the_same_for_some_values(rest: Callable[[Tensor, float], Any]) -> None:
+    """It is equal in both recordings, and another one later: it is no constant."""
+
+    def body(x: Tensor, v: float) -> Tensor:
+        found: Tensor = x * v + rest(x, v)
+        return found
+
+    f = capture(body)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        run_beside(f, body, [1.1, 1.3, 1.7, 1.9, 2.3, 2.9, 3.1, 6.1, 7.2, 9.9, 11.5, 13.3, 17.7, 18.8, 1.1, 27.5])
 
 
 def test_values_with_kernels_of_their_own_stay_in_the_key() -> None:
