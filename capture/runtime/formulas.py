@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,26 @@ from capture.tree.output_structure import EffectSlot
 from capture.tree.outputs import OutputPlan
 
 _NUMBERS = (int, float)
+
+
+@contextmanager
+def read_as(takes: Callable[[int], bool], give: Callable[[int, Any], Any]) -> Iterator[None]:
+    """In the block, ``item()`` gives a watched body of this thread what ``give`` makes of the number that was read, for
+    each read whose number is to be taken."""
+    thread, item = threading.get_ident(), torch.Tensor.item
+
+    def read(tensor: torch.Tensor) -> Any:
+        watch = active_watch() if threading.get_ident() == thread else None
+        before = -1 if watch is None else len(watch.trace.reads)
+        value = item(tensor)
+        if watch is None or len(watch.trace.reads) != before + 1 or not takes(before):
+            return value
+        if package_of(sys._getframe(1).f_globals.get("__name__")) == "torch":
+            return value  # an optimizer computes with it on tensors
+        return give(before, value) if type(value) in _NUMBERS else value
+
+    with replaced(torch.Tensor, {"item": read}):
+        yield
 
 
 @define(eq=False)
@@ -70,20 +90,8 @@ class NotedReads:
     @contextmanager
     def around(self) -> Iterator[None]:
         """Have ``item()`` give noted numbers to the body."""
-        thread, item = threading.get_ident(), torch.Tensor.item
-
-        def read(tensor: torch.Tensor) -> Any:
-            watch = active_watch() if threading.get_ident() == thread else None
-            before = -1 if watch is None else len(watch.trace.reads)
-            value = item(tensor)
-            if watch is None or len(watch.trace.reads) != before + 1 or before not in self.wanted:
-                return value
-            if package_of(sys._getframe(1).f_globals.get("__name__")) == "torch":
-                return value  # an optimizer computes with it on tensors
-            return self._noted(before, value) if type(value) in _NUMBERS else value
-
         try:
-            with replaced(torch.Tensor, {"item": read}):
+            with read_as(self.wanted.__contains__, self._noted):
                 yield
         finally:
             self.noting.is_over = True

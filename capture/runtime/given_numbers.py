@@ -12,12 +12,10 @@ are kernels of their own have the body run.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
-import torch
 from attrs import define, field, frozen
 from typing_extensions import override
 
@@ -25,17 +23,17 @@ from capture.engines.base import LiftedNumbers, Number, NumbersToLift
 from capture.native import MISS
 from capture.observe.capture_lock import locked
 from capture.observe.computed import Computed, Known, Left, Variable, same
-from capture.observe.run import ObservedRun, active_watch
+from capture.observe.run import ObservedRun
 from capture.runtime import numbers, record
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
+from capture.runtime.formulas import read_as
 from capture.runtime.noted_numbers import Formula
 from capture.runtime.noted_runs import holding
 from capture.state import body_run
 from capture.state.body_run import BodyRun
 from capture.state.call import Call
-from capture.torch_private.monkeypatch import replaced
 from capture.tree.node import Node, Pattern
 from capture.tree.tree import Tree
 
@@ -97,24 +95,13 @@ class _OtherReads(Known):
     read: dict[int, Number] = field(factory=dict)
 
     @override
-    @contextmanager
-    def around(self) -> Iterator[None]:
-        thread, item = threading.get_ident(), torch.Tensor.item
+    def around(self) -> AbstractContextManager[Any]:
+        return read_as(lambda number: any(number in one.taken for one in self.candidates), self._other)
 
-        def read(tensor: torch.Tensor) -> Any:
-            watch = active_watch() if threading.get_ident() == thread else None
-            before = -1 if watch is None else len(watch.trace.reads)
-            value = item(tensor)
-            if watch is None or len(watch.trace.reads) != before + 1 or type(value) not in (int, float):
-                return value
-            if not any(before in one.taken for one in self.candidates):
-                return value
-            other = value + _SHIFT + before if type(value) is int else value * (_FACTOR + before / 512)
-            self.read[before] = other
-            return self.read[before]
-
-        with replaced(torch.Tensor, {"item": read}):
-            yield
+    def _other(self, number: int, value: Number) -> Number:
+        other = value + _SHIFT + number if type(value) is int else value * (_FACTOR + number / 512)
+        self.read[number] = other
+        return other
 
     @override
     def found(self, watched: ObservedRun, left: Left) -> Computed | None:

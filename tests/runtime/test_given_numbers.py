@@ -41,7 +41,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def training(make: Callable[[Any], torch.optim.Optimizer], **options: Any) -> Callable[[Any], Any]:
+def training(make: Callable[[Any], torch.optim.Optimizer]) -> Callable[[Any], Any]:
     def program(wrap: Callable[[Any], Any]) -> Any:
         model = net()
         optimizer = make(model.parameters())
