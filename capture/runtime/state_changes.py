@@ -41,7 +41,7 @@ def cuts_steps(captured: Captured, entry: Entry, tree: Tree, facts: Facts, *, wa
             entry.steadiness.stops = max(entry.steadiness.stops, MOST_STOPS)
         return False
     captured.log.add("plan", message)
-    captured.budget.keys.clear()  # keys have other parts from now on, and those are compared to say what changes
+    captured.budget.start_anew()  # keys have other parts from now on: what was tried had keys that no call has any more
     forget(captured, entry, tree)
     captured.retire()
     return True
