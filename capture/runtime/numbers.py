@@ -19,6 +19,7 @@ from __future__ import annotations
 import dis
 import functools
 import math
+import operator
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -77,8 +78,13 @@ def reads_in_c(ran: CodeRun, *, but: types.ModuleType | None = None) -> bool:
     return any(
         _reads(name, value)
         for code, scopes in ran.codes.items() for name in _names(code) for scope in scopes
-        if (value := scope.get(name)) is not but or but is None
+        if ((value := scope.get(name)) is not but or but is None) and not (value is operator and _calls_methods(code))
     )  # fmt: skip
+
+
+def _calls_methods(code: types.CodeType) -> bool:
+    """Whether what it uses of ``operator`` calls methods of a number, as ``==`` does: torch compares shapes so."""
+    return "index" not in code.co_names
 
 
 @functools.lru_cache(maxsize=4096)
