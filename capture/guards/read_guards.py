@@ -24,22 +24,29 @@ from capture.key.pytree import PLAIN_TYPES, is_object
 from capture.key.signature import NEVER_WEAKLY
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
-from capture.state.effects import uses_of_names
-from capture.state.snapshot import Change, Members
+from capture.state.effects import only_added_to, uses_of_names
+from capture.state.snapshot import Change, Members, Snapshot
 from capture.state.source import Source
 
 
 def read_by(
-    run: CodeRun, call: Call, changed: Iterable[Change], rebuilt: Sequence[tuple[Source, Any]], tensors: Collection[int]
-) -> Read:
+    run: CodeRun, call: Call, changed: Iterable[Change], rebuilt: Sequence[tuple[Source, Any]],
+    tensors: Collection[int], before: Snapshot,
+) -> Read:  # fmt: skip
     """Guards on what the code that ran in this call can have read. ``changed``, ``rebuilt``: places and containers that
-    the body changed. ``tensors``: see ``ReadWalk``."""
+    the body changed. ``tensors``: see ``ReadWalk``. ``before``: the state that it began with."""
     add_unnoted(run, call)
     try:
         places, containers = changed_places(changed, rebuilt)
+        counted, grown = only_added_to(before, run)  # another run does (``if step % 10 == 0: log.append(...)``)
+        for source in counted:
+            places.setdefault(_key_of(source), Counted(int))
+        for container in grown:
+            containers.setdefault(id(container), None)
         for place in call.binder.places:  # these are arguments, in effect: another object, or number, in each call
-            value = place.read()
-            places.setdefault(place.key(), Counted(type(value)) if type(value) in (float, int) else value)
+            value = places.get(place.key(), MISSING)
+            value = place.read() if value is MISSING else value  # what was there before the body gave it another value
+            places[place.key()] = Counted(type(value)) if type(value) in (float, int) else value
         read = _read_by(run, call, (places, containers), tensors)
     except Exception as error:  # noqa: BLE001 - a strange class of a user's, or a mistake of ours: never the caller's
         read = Read(obstacle=(f"state that cannot be followed ({type(error).__name__}: {error})", "self"))

@@ -354,7 +354,7 @@ def _read_anew(
         places = places_of(tensors, watched.before, call.leaves)
         if read.still_holds(begins_with(ran, call), tensors, places):
             return read
-    return read_by(ran, call, watched.changed, rebuilt, tensors)
+    return read_by(ran, call, watched.changed, rebuilt, tensors, watched.before)
 
 
 def _numbers_as_they_were(described: DescribedRun, watched: ObservedRun, call: Call) -> list[Guard]:

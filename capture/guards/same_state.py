@@ -157,7 +157,7 @@ def in_place_of(
     for path, places in owners:
         add_owner(made, state, path, places, set(), seen)
     tensors = {id(owner.tensor) for owner in made.owners} | {id(leaf) for leaf in leaves}
-    read = read_by(ran, call, (), (), tensors)
+    read = read_by(ran, call, (), (), tensors, state)
     made.structure += read.guards
     made.places, made.opened = read.places, read.opened
     if read.obstacle is not None or not _are_same(guard, made):

@@ -303,7 +303,7 @@ class Entry:
         if is_plain and latest is not None and latest.still_holds(begins_with(self.ran, call), tensors, places):
             found = latest
         else:
-            found = read_by(self.ran, call, watched.changed, rebuilt, tensors)
+            found = read_by(self.ran, call, watched.changed, rebuilt, tensors, watched.before)
             found.own_places = places
         self.places, self.read = found.places, found if is_plain else None
         return found.obstacle, path_read(found, watched.by_islands)

@@ -220,6 +220,32 @@ def _is_only_grown(before: Snapshot, container: Any, uses: UsesOfNames) -> bool:
     return grows and not uses.is_read("__self__", ()) and all(_may_only_grow(before, one, uses) for one in named)
 
 
+def only_added_to(before: Snapshot, ran: CodeRun) -> tuple[list[Source], list[Any]]:
+    """Places of numbers, and containers, on which nothing depends: the code that ran may only add to the numbers and to
+    the ends of the containers, also where this run did not."""
+    uses = uses_of_names(ran)
+    keys = {name[1] for name in uses.counted if type(name) is tuple}  # of items, as in ``history["loss"].append(...)``
+    if uses.is_computed or not (keys or uses.counted or uses.grown):
+        return [], []
+    held = list(before.sources.values())
+    for space in before.namespaces.values():
+        members = zip(space.names, space.values, strict=True)
+        held += [(space.place(name), value) for name, value in members if type(value) in (int, *_ORDERED)]
+    numbers, containers = list[Source](), dict[int, Any]()
+    for source, value in held:
+        kind = type(value)
+        if kind not in (int, *_ORDERED):
+            continue
+        name, named = _name_of(source), uses.counted if kind is int else uses.grown
+        if name not in (keys if source.kind == "item" else named):
+            continue
+        if kind is not int:
+            containers[id(value)] = value
+        elif is_only_counted(before, source, uses):
+            numbers.append(source)
+    return numbers, [value for value in containers.values() if _is_only_grown(before, value, uses)]
+
+
 def _may_only_grow(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:
     name = _name_of(source)
     if source.kind == "item" and id(source.holder) not in before.namespaces:
