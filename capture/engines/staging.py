@@ -44,6 +44,8 @@ class SingleInput:
     tensor: torch.Tensor
     back: bool
     lent: bool = False
+    is_counted: bool = True
+    """Autograd is to notice that it is copied back."""
 
 
 @define
@@ -58,6 +60,8 @@ class InputGroup:
     back: bool
     dtype: torch.dtype | None = None
     """Of a group of one tensor, whose bytes can be read as a row of numbers."""
+    uncounted: Set[int] = frozenset()
+    """Members that the body writes without counting it, see ``ObservedRun.uncounted_writes``."""
     lent: bool = False
 
     def copier(self) -> Callable[[Sequence[Any]], None]:
@@ -86,7 +90,7 @@ class InputGroup:
         with torch.no_grad():
             theirs.copy_(ours)
             for position in self.members:
-                if not leaves[position].is_inference():
+                if position not in self.uncounted and not leaves[position].is_inference():
                     torch.autograd.graph.increment_version(leaves[position])
 
     def put_back(self, leaves: Sequence[Any]) -> None:
@@ -139,6 +143,13 @@ class Staging:
             single.back = single.back and single.position in written
         for group in self.groups:
             group.back = group.back and not written.isdisjoint(group.members)
+
+    def leave_uncounted(self, positions: Set[int]) -> None:
+        """Positions that the body writes without counting it, see ``ObservedRun.uncounted_writes``."""
+        for single in self.singles:
+            single.is_counted = single.position not in positions
+        for group in self.groups:
+            group.uncounted = positions & set(group.members)
 
     def lend(self, storages: Set[int]) -> None:
         """Buffers on these storages, by ``id``, were handed to code that may write them unseen."""
@@ -232,6 +243,11 @@ def over(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
     empty = torch.empty(0, dtype=geometry.dtype, device=storage.device)  # whatever the default device is
     tensor = _set(empty, storage, geometry.offset, geometry.shape, geometry.stride)
     return tensor.conj() if geometry.conj else tensor
+
+
+def copy_uncounted(leaf: torch.Tensor, staged: torch.Tensor) -> None:
+    """Copy the buffer over the caller's tensor, and leave its version counter as it is."""
+    leaf.data.copy_(staged)
 
 
 def put_back(leaf: torch.Tensor, staged: torch.Tensor) -> None:

@@ -104,8 +104,8 @@ def _record(
         facts, plan = entry.facts, entry.plan
     else:
         facts, plan = _facts_and_plan(captured, entry, recorded, parted)
-    written, wrote = _written(call, inputs, facts), _mutated(facts)
-    uncounted = (*written, *[at for at in apart if call.paths()[at][0] in wrote])
+    written = _written(call, [input_.position for input_ in inputs if input_.how == "managed"], recorded, facts)
+    uncounted = (*written, *_written(call, apart, recorded, facts))
     if recorded.executed:
         count_writes(uncounted, call.leaves)
     as_planned = is_known and followed and (plan is entry.plan or _as_planned(entry.plan, plan))
@@ -364,7 +364,8 @@ def _mutated(facts: Facts) -> set[str]:
     return {placeholder.path for placeholder in facts.placeholders if placeholder.mutation is not None}
 
 
-def _written(call: Call, inputs: Sequence[Input], facts: Facts) -> tuple[int, ...]:
-    paths = [path for path, _ in call.paths()]
-    mutated = _mutated(facts)
-    return tuple(input_.position for input_ in inputs if input_.how == "managed" and paths[input_.position] in mutated)
+def _written(call: Call, positions: Sequence[int], recorded: Recorded, facts: Facts) -> tuple[int, ...]:
+    """Those of the inputs whose version counters show that the body wrote them."""
+    mutated, paths = _mutated(facts), [path for path, _ in call.paths()]
+    unseen = recorded.watched.written_uncounted() if recorded.watched is not None else set[int]()
+    return tuple(at for at in positions if paths[at] in mutated and at not in unseen)

@@ -34,7 +34,7 @@ from capture.engines.cpu.tape import (
     registers_in,
 )  # fmt: skip
 from capture.engines.island_arguments import template_of
-from capture.engines.staging import InputGroup, over, put_back, stage
+from capture.engines.staging import InputGroup, copy_uncounted, over, put_back, stage
 from capture.engines.undo import most_undo
 from capture.key.modes import here
 from capture.key.tensor_meta import span_bytes
@@ -131,6 +131,7 @@ class CpuBackend:
 
         def put_out() -> None:
             if call.watched is not None and call.watched.watch is recorder:
+                staged.staging.leave_uncounted(call.watched.written_uncounted())
                 staged.copy_back(leaves, written=_written_positions(call.watched, inputs))
 
         call.put_out = None if undo else put_out
@@ -160,6 +161,7 @@ class CpuBackend:
                 tape.staged = staged.signature()
                 staged.staging.copy_back_only(_written_positions(watched, inputs))
             staged.staging.lend(recorder.trace.lent)
+            tape.leave_uncounted(watched.uncounted_writes())
             tape.compile(staged.copies_in(), staged.copies_out(), staged.readable(leaves))
         return Recorded(watched, described, None if failure else tape, failure, blocks)
 
@@ -227,9 +229,11 @@ class _Staged:
     def copy_back(self, leaves: Sequence[Any], written: set[int]) -> None:
         """After the recording run: what the body wrote into staged inputs goes to the caller's tensors."""
         with torch.no_grad():
+            counted = {single.position for single in self.staging.singles if single.is_counted}
             for position, number in self._registers:
                 if position in written:
-                    leaves[position].copy_(self._tape.registers[number])
+                    copy = torch.Tensor.copy_ if position in counted else copy_uncounted
+                    copy(leaves[position], self._tape.registers[number])
             for group in self.staging.groups:
                 if written & set(group.members):
                     group.copy_out(leaves)
@@ -251,9 +255,10 @@ class _Staged:
 
     def copies_out(self) -> list[TapeStep]:
         """Steps of the tape that copy mutated inputs back."""
-        written = {single.position for single in self.staging.singles if single.back}
+        written = {single.position: single.is_counted for single in self.staging.singles if single.back}
         back = [(position, number) for position, number in self._registers if position in written]
-        steps = [_step("copy_", Leaf(position), Register(number)) for position, number in back]
+        ways: dict[bool, Callable[..., Any] | str] = {True: "copy_", False: copy_uncounted}
+        steps = [_step(ways[written[position]], Leaf(position), Register(number)) for position, number in back]
         groups = self._groups()
         steps += [_step(group.copy_out, Leaf(None)) for group in groups if group.back]
         lent = {single.position for single in self.staging.singles if single.lent}

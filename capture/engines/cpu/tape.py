@@ -68,6 +68,8 @@ class TapeMemory:
     """Other code than registers writes it, too."""
     is_owned: bool = False
     """Each call writes it into fresh memory (``make_owned``)."""
+    is_uncounted: bool = False
+    """The body writes it without autograd's noticing, see ``ObservedRun.uncounted_writes``."""
     is_given: bool = False
     """The fresh memory is the tensor that a step returns, so nothing has to be allocated before it."""
     registers: dict[Geometry, int] = field(factory=dict)
@@ -210,6 +212,11 @@ class Tape:
         root = TapeMemory("static", len(self._roots), path=path, owner=owner, offset=int(owner.storage_offset()))
         root.is_argument = seen is not None
         return self._add(root, owner.untyped_storage() if seen is None else seen)
+
+    def leave_uncounted(self, storages: Set[int]) -> None:
+        """Before ``compile``: static memory on these storages, by ``id``, is written without counting it."""
+        for key, (seen, root) in self._by_storage.items():
+            root.is_uncounted = key in storages and seen() is not None and root.kind == "static"
 
     def name_owner(self, path: str, owner: torch.Tensor) -> None:
         """Name the owner by which a static root is bound anew when its tensor moves."""
@@ -856,6 +863,8 @@ def _view_of(root: TapeMemory, geometry: Geometry, *, is_current: bool = False) 
     if root.owner is None:
         assert root.storage is not None
         return over(root.storage, geometry)
+    if root.is_uncounted:
+        return over(root.owner.untyped_storage(), geometry)
     if Geometry.of(root.owner) == geometry and (is_current or not root.is_argument):
         return root.owner
     if geometry.dtype == root.owner.dtype:
