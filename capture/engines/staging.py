@@ -245,6 +245,19 @@ def over(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
     return tensor.conj() if geometry.conj else tensor
 
 
+def give_memory(tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
+    """The tensor lies on another storage from here on, in the same form, and no version counter tells of it."""
+    geometry = Geometry.of(tensor)
+    needed = geometry.offset * tensor.element_size() + span_bytes(tensor)
+    if storage.nbytes() < needed:  # an operator that could not resize it has set its sizes before
+        storage.resize_(needed)
+    if tensor.is_inference():  # ``data`` would make it a tensor of the other kind
+        with torch.inference_mode():
+            _set(tensor, storage, geometry.offset, geometry.shape, geometry.stride)
+    else:
+        tensor.data = over(storage, geometry)
+
+
 def copy_uncounted(leaf: torch.Tensor, staged: torch.Tensor) -> None:
     """Copy the buffer over the caller's tensor, and leave its version counter as it is."""
     leaf.data.copy_(staged)

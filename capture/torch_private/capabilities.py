@@ -123,6 +123,11 @@ def use_count(tensor: torch.Tensor) -> int:
     return int(tensor._use_count())  # type: ignore[attr-defined]
 
 
+def is_not_resizable(error: BaseException) -> bool:
+    """Whether an operator was to resize memory that is not torch's own. torch has no class for this error."""
+    return type(error) is RuntimeError and "not resizable" in str(error)
+
+
 def storage_use_count(storage: torch.UntypedStorage) -> int:
     """Strong holders of the storage, the Python storage object included."""
     weak = storage._weak_ref()

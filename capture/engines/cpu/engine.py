@@ -7,6 +7,7 @@ recording run executes the body for real, operator by operator, while every resu
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +35,7 @@ from capture.engines.cpu.tape import (
     registers_in,
 )  # fmt: skip
 from capture.engines.island_arguments import template_of
-from capture.engines.staging import InputGroup, copy_uncounted, over, put_back, stage
+from capture.engines.staging import InputGroup, copy_uncounted, give_memory, over, put_back, stage
 from capture.engines.undo import most_undo
 from capture.key.modes import here
 from capture.key.tensor_meta import span_bytes
@@ -59,7 +60,7 @@ from capture.observe.released_gradients import keep
 from capture.observe.run import ObservedRun, run_watched
 from capture.state.call import Call
 from capture.torch_private import operators
-from capture.torch_private.capabilities import generator_id
+from capture.torch_private.capabilities import generator_id, is_not_resizable
 
 _OWN = frozenset([torch.Tensor, torch.nn.Parameter])
 _MOST_PROOFS, _MOST_MODES = 4096, 16  # of which some are made again, once there are more
@@ -350,6 +351,31 @@ class TapeRecorder(ObserveMode):
     @override
     def constant_of(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
+
+    @override
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Results lie in the arena, which no operator can resize as it does torch's own memory, for ``out=`` of another
+        size or ``resize_``. Such a body is not recorded, and what is resized leaves the arena. The operator had done
+        nothing: it resizes before it computes."""
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            stuck = {id(tensor.untyped_storage()) for tensor in tensors_in(args, kwargs)} & set(self._blocks)
+            if not stuck or not is_not_resizable(error):
+                raise
+        self._fail("the body gives a tensor more memory")
+        self._leave_arena(stuck)
+        return function(*args, **kwargs)
+
+    def _leave_arena(self, keys: set[int]) -> None:
+        """All tensors on these storages, by ``id``, lie on a copy in memory of torch's own from here on."""
+        copies: dict[int, torch.UntypedStorage] = {}
+        for tensor in [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]:
+            if not _is_plain(tensor) or id(storage := tensor.untyped_storage()) not in keys or storage.resizable():
+                continue
+            copies[id(storage)] = copies.get(id(storage)) or storage.clone()
+            give_memory(tensor, copies[id(storage)])
+            self.note_made(tensor)
 
     @override
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
