@@ -273,9 +273,11 @@ class ObserveMode(BreakNotes):
 
     def _see_writes(self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for tensor, from_norm in written(op, args, kwargs):
+            # Under a dispatch mode torch counts no writes through lists. They are counted on the tensors of the list:
+            # those of ``tensor.data`` have counters of their own. ``_fused_*`` it never counts.
+            if op.base.startswith("_foreach_") and not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
             external = self.trace.externals.get(id(storage_of(tensor)))
-            if op.base.startswith("_foreach_"):
-                self.trace.lists.add(id(storage_of(tensor)))
             if external is None or external.mutation is not None:
                 continue
             evidence: MutationEvidence = "norm" if from_norm else "schema"

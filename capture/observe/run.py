@@ -386,7 +386,6 @@ def _compare(watched: ObservedRun) -> None:
     """Compare the state before and after the run."""
     if watched.error is None and not watched.watch.looks_away:  # a forked child cannot ask generators of a device
         watched.watch.end()
-    _count_writes(watched)
     ran = watched.ran if watched.watch.notes_code else None
     code = ran if ran is not None else watched.call.code
     changed = changes_of_body(watched)
@@ -453,15 +452,6 @@ def _tensors_before(watched: ObservedRun) -> set[int]:
     found = {id(leaf) for _, leaf in watched.arguments}
     found |= {id(tensor) for owners in watched.before.tensors.values() for _, tensor in owners}
     return found | watched.call.optimizers.parameter_ids()
-
-
-@unseen
-def _count_writes(watched: ObservedRun) -> None:
-    """Count writes through lists of tensors (``_foreach_*``), which torch leaves out under a dispatch mode."""
-    for tensor, version in watched.versions:
-        plain = tensor.layout is torch.strided and not tensor.is_nested and tensor._version == version
-        if plain and id(tensor.untyped_storage()) in watched.watch.trace.lists:
-            torch.autograd.graph.increment_version(tensor)
 
 
 @unseen

@@ -167,8 +167,6 @@ class RunTrace:
     """The results of some operator so far may follow from the form of a tensor (``OperatorTraits.reads_form``)."""
     objects: set[int] = field(factory=set)
     """``id`` of the tensor objects that operators got, while the caller or the snapshot keeps them alive."""
-    lists: set[int] = field(factory=set)
-    """``id`` of storages written through lists of tensors (``_foreach_*``; torch never counts ``_fused_*``)."""
     undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)
     reshaped: list[Reshaped] = field(factory=list)
     """Tensors whose metadata was changed in place: storage, offset, sizes and strides they had."""

@@ -41,6 +41,18 @@ def state_read_as_well(wrap: Wrap) -> tuple[Any, list[Any]]:
     return body, [pending(weight, body, x_of(seed, 4)) for seed in range(6)]
 
 
+def lists_of_weights(wrap: Wrap) -> tuple[Any, list[Any]]:
+    weights = [nn.Parameter(x_of(seed, 4)) for seed in range(3)]
+
+    def body() -> None:
+        torch._foreach_mul_([weight.data for weight in weights[:2]], 0.9)
+        torch._foreach_add_([weights[2].detach()], 1.0)
+
+    body = wrap(body)
+    seen = [[*[pending(weight, body) for weight in weights[:2]], weights[2]._version] for _ in range(6)]
+    return body, seen
+
+
 def an_argument(wrap: Wrap) -> tuple[Any, list[Any]]:
     def body(weight: Tensor) -> None:
         weight.data.mul_(0.9)
@@ -124,7 +136,7 @@ def pending(weight: Tensor, body: Callable[..., Any], *arguments: Any) -> list[A
 
 @pytest.mark.parametrize(
     "program",
-    [state, state_read_as_well, an_argument, arguments_that_share_memory, what_another_call_gave,
+    [state, state_read_as_well, lists_of_weights, an_argument, arguments_that_share_memory, what_another_call_gave,
      steps_of_an_optimizer, counted_as_well],
 )  # fmt: skip
 def test_writes_that_autograd_does_not_see(program: Callable[[Wrap], tuple[Any, list[Any]]]) -> None:
