@@ -99,7 +99,8 @@ _latest_users: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def _ends_of(parameters: Iterable[torch.Tensor]) -> list[Any]:
     """Autograd's nodes that add to ``.grad``: those that a graph has, or else new ones."""
     with torch.enable_grad():
-        return [parameter.view_as(parameter).grad_fn.next_functions[0][0] for parameter in parameters]  # type: ignore[union-attr]
+        views = [parameter.view_as(parameter) for parameter in parameters if parameter.requires_grad]
+    return [view.grad_fn.next_functions[0][0] for view in views if view.grad_fn is not None]
 
 
 def may_deposit() -> bool:
@@ -114,9 +115,10 @@ def are_leaves(parameters: Iterable[torch.Tensor]) -> bool:
 
 
 def buffers_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
-    """The present values of ``.grad``; None if there are hooks, which autograd has to call."""
+    """The present values of ``.grad``; None if there are hooks, which autograd has to call, or if somebody froze one
+    since the forward pass, which then gets none."""
     for one in parameters:
-        if one._backward_hooks or one._post_accumulate_grad_hooks:
+        if one._backward_hooks or one._post_accumulate_grad_hooks or not one.requires_grad:
             return None
     return [parameter.grad for parameter in parameters]
 
@@ -151,7 +153,8 @@ def through_autograd(
 ) -> None:  # fmt: skip
     """Have autograd add the gradients to ``.grad``, so that hooks run. ``keeps_graph``: keep the graph of the
     gradients."""
-    given = [(parameter, grad) for parameter, grad in zip(parameters, gradients, strict=True) if grad is not None]
+    pairs = zip(parameters, gradients, strict=True)
+    given = [(parameter, grad) for parameter, grad in pairs if grad is not None and parameter.requires_grad]
     with torch.enable_grad():
         ends = [parameter.view_as(parameter) for parameter, _ in given]
     if ends:

@@ -338,6 +338,26 @@ def test_parameters_replaced_frozen_and_moved() -> None:
     compare(lambda: nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)]), act, steps=12)
 
 
+@pytest.mark.parametrize("hooked", [False, True])
+def test_parameters_frozen_before_the_backward_pass(hooked: bool) -> None:
+    """What is frozen when a pass comes to it gets no gradient, whatever the forward pass began with."""
+
+    def act(world: World, step: int) -> None:
+        linear = world.modules[0]
+        assert isinstance(linear, nn.Linear)
+        if hooked and step == 0:
+            linear.weight.register_hook(lambda gradient: gradient * 2)
+        world.optimizer.zero_grad(set_to_none=step % 2 == 0)
+        out = world.run(data(step))
+        linear.weight.requires_grad_(step not in (1, 4, 5))
+        linear.bias.requires_grad_(step != 5)
+        out.square().mean().backward()
+        linear.requires_grad_(step != 5)
+        world.optimizer.step()
+
+    compare(lambda: nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)]), act, steps=12)
+
+
 def test_gradient_replaced_between_micro_batches() -> None:
     def act(world: World, step: int) -> None:
         world.optimizer.zero_grad()
