@@ -154,6 +154,15 @@ class RecordingGuard:
             tensors.append(first)
         return tensors
 
+    def frozen_or_thawed(self) -> list[Source]:
+        """Places of tensors that ask for gradients now and did not, or did and do not."""
+        found = []
+        for owner in self.owners:
+            now, kind = owner.sources[0].get(), self.kinds[owner.path]
+            if isinstance(now, torch.Tensor) and len(kind) > 1 and now.requires_grad != kind[_REQUIRES_GRAD]:
+                found.append(owner.sources[0])
+        return found
+
     def stays_beside(self) -> bool:
         """Whether the tensors that share memory with ``owners`` lie where they lay."""
         return list(map(_kind_and_place, self.beside)) == self.beside_kinds
@@ -264,6 +273,9 @@ def _as_they_are(tensors: Sequence[torch.Tensor], asks_gradient: bool) -> Callab
         return check
     addresses, metadata = capabilities.address_check(tensors), capabilities.metadata_check(tensors)
     return lambda: addresses() and metadata()
+
+
+_REQUIRES_GRAD = 5  # its place in ``kind_of``
 
 
 def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:

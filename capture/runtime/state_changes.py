@@ -3,6 +3,11 @@ dropped."""
 
 from __future__ import annotations
 
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 
 from capture.core.facts import Facts
@@ -15,6 +20,7 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_STOPS, Entry
 from capture.runtime.phases import enter, forget
 from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict
+from capture.state.source import Source
 from capture.tree.node import Node
 from capture.tree.thread_trees import tree_for
 from capture.tree.tree import Tree
@@ -52,7 +58,7 @@ def after_move(
 ) -> Reply:  # fmt: skip
     """Go on with a call after ``rebind`` looked at a recording whose state had moved or changed."""
     if reply.verdict is Verdict.OBSERVE:
-        if not tells_apart(captured, entry, node.guard.places):
+        if not (tells_apart(captured, entry, node.guard.places) or _tells_frozen_apart(captured, entry, node)):
             changed = key_difference.changed_state(captured, node, leaves)
             captured.log.add("drop", f"{changed or 'what the recording relies on'} was replaced")
             captured.budget.spend("drops", 0.0, changed=changed)
@@ -76,9 +82,47 @@ def tells_apart(captured: Captured, entry: Entry, places: Places) -> bool:
     paths = (
         locked(places.tell_apart, captured.named, captured.optimizers.tables) if places.all else []
     )  # else another thread's stand-ins may be seen
+    return _make_anew(captured, entry, paths, "is another value")
+
+
+def _tells_frozen_apart(captured: Captured, entry: Entry, node: Node) -> bool:
+    """As ``tells_apart``, of weights that were frozen or thawed, as a discriminator's are for its generator's step. Of
+    a tensor that is kept by a name the key has whether it asks for gradients."""
+    paths = []
+    for source in node.guard.frozen_or_thawed():
+        keeper = _keeper(source)
+        if keeper is not None and captured.named.tell_apart(keeper, source.name, source.path):
+            paths.append(source.path)
+    is_new = _make_anew(captured, entry, paths, "was frozen or thawed")
+    if is_new:  # each can be only two things: what was tried so far had keys that no call has any more
+        captured.budget.start_anew()
+    return is_new
+
+
+def _keeper(source: Source) -> Callable[[], Any] | None:
+    """Gives the dict or object that keeps a tensor by a name; None for what has no names."""
+    holder = source.holder
+    if type(source.name) is not str:
+        return None
+    if type(holder) is dict:
+        return functools.partial(_itself, holder)
+    if isinstance(holder, weakref.ref):
+        return holder
+    try:
+        return weakref.ref(holder) if isinstance(getattr(holder, "__dict__", None), dict) else None
+    except TypeError:
+        return None
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _make_anew(captured: Captured, entry: Entry, paths: Sequence[str], why: str) -> bool:
+    """Keys have other parts from now on, which tell of these paths; nothing is done where there are none."""
     if not paths:
         return False
-    captured.log.add("drop", f"{paths[0]} is another value, and tells calls apart from now on")
+    captured.log.add("drop", f"{paths[0]} {why}, and tells calls apart from now on")
     captured.budget.spend("drops", 0.0, changed=paths[0])
     if entry.backend is not None:
         forget(captured, entry, tree_for(entry.backend, captured.pool.number))
