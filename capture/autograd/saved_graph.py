@@ -310,6 +310,8 @@ class SavedGraph:
     """The backward pass writes into saved tensors: it can run once with the same ones."""
     saves_apart: bool | None = None
     """Whether all of ``saved`` lie apart from what the user gets in each replay, once that was looked at."""
+    is_kept_apart: bool = False
+    """The recording's outputs know that nobody but replays gets what the nodes of calls keep."""
     raised: int = 0
     """``id`` of what autograd raised in the last pass that ended so, for who asks whose error that is."""
     modified: bool = False

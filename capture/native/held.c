@@ -17,6 +17,8 @@ typedef struct {
     PyObject *again;    /* that alias */
     PyObject *uses;     /* a function: strong holders of a tensor */
     int shown;          /* users get it, and may hang something on it */
+    int apart;          /* who gets the alias keeps it to itself, or tells that it went on (``tell_use``) */
+    int went_on;        /* it did since the counts were looked at: what C++ may have of it is not known */
     KnownTensor known;  /* the alias while nobody uses it, and torch's and Python's counts of who has it */
     long long holders;
     Py_ssize_t references;
@@ -46,11 +48,43 @@ Py_ssize_t storage_references(PyObject *watch)
     return Py_REFCNT(((StorageWatch *)watch)->storage);
 }
 
+/* The watches whose alias is kept apart: address of the alias -> address of the watch. They leave it when they end. */
+static PyObject *kept_apart;
+
+static void leave_apart(StorageWatch *self)
+{
+    if (!self->apart)
+        return;
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback); /* a watch may end while an exception is on its way */
+    PyObject *key = PyLong_FromVoidPtr(self->again);
+    if (key != NULL && PyDict_GetItemWithError(kept_apart, key) != NULL)
+        PyDict_DelItem(kept_apart, key);
+    Py_XDECREF(key);
+    self->apart = 0;
+    PyErr_Restore(type, error, traceback);
+}
+
+/* Somebody but a replay gets this tensor, and may leave it to autograd or make views of it. What nobody keeps apart is
+   counted anyway. */
+static int tell_use(PyObject *tensor)
+{
+    if (PyDict_GET_SIZE(kept_apart) == 0)
+        return 0;
+    PyObject *key = PyLong_FromVoidPtr(tensor), *found = key == NULL ? NULL : PyDict_GetItemWithError(kept_apart, key);
+    Py_XDECREF(key);
+    if (found != NULL)
+        ((StorageWatch *)PyLong_AsVoidPtr(found))->went_on = 1;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 /* Somebody got hold of the alias, or put it on other memory: 1, 0, -1. Whoever has it weakly does not use it. */
 static int alias_is_held(StorageWatch *self)
 {
     if (Py_REFCNT(self->again) != self->references || Py_REFCNT(self->storage) > self->objects)
         return 1;
+    if (self->apart && !self->went_on)
+        return 0;
     long long number = number_of(PyObject_CallOneArg(self->uses, self->again));
     if (number < 0 || number != self->holders)
         return number < 0 ? -1 : 1;
@@ -108,6 +142,7 @@ static PyObject *watch_call(PyObject *object, PyObject *const *args, size_t narg
 /* Makes the alias that is handed out again, and notes its counts while nobody has it: 0, -1. */
 static int make_again(StorageWatch *self)
 {
+    leave_apart(self);
     Py_CLEAR(self->again);
     forget_tensor(&self->known);
     PyObject *again = PyObject_GetAttr(self->first, s_data);
@@ -159,6 +194,7 @@ static PyObject *watch_part(PyObject *object, PyObject *Py_UNUSED(ignored))
     StorageWatch *self = (StorageWatch *)object;
     self->unused = 0;
     if (self->again != NULL) {
+        leave_apart(self);
         self->alone -= 1;
         Py_CLEAR(self->again);
     }
@@ -172,15 +208,33 @@ static PyObject *taken_again(PyObject *watch, PyObject *ours)
     StorageWatch *self = (StorageWatch *)watch;
     if (!is_storage_watch(watch) || self->again == NULL)
         return NULL;
-    int free = alias_is_held(self) == 0 && is_as_known(self->again, &self->known) == 1;
+    int known = self->apart && !self->went_on;
+    int free = alias_is_held(self) == 0 && (known || is_as_known(self->again, &self->known) == 1);
     PyErr_Clear();
     if (!free)
         return NULL;
+    self->went_on = 0;
     if (self->shown && !is_bare(self, ours)) {
         Py_DECREF(watch_part(watch, NULL)); /* weak references end */
         return NULL;
     }
     return Py_NewRef(self->again);
+}
+
+/* Who gets it keeps it apart from now on. What is handed out now is not known to be. */
+static PyObject *watch_keep_apart(PyObject *object, PyObject *Py_UNUSED(ignored))
+{
+    StorageWatch *self = (StorageWatch *)object;
+    if (self->again == NULL || self->shown || self->apart)
+        Py_RETURN_NONE;
+    PyObject *key = PyLong_FromVoidPtr(self->again), *mine = key == NULL ? NULL : PyLong_FromVoidPtr(self);
+    int failed = mine == NULL || PyDict_SetItem(kept_apart, key, mine) < 0;
+    Py_XDECREF(key);
+    Py_XDECREF(mine);
+    if (failed)
+        return NULL;
+    self->apart = self->went_on = 1;
+    Py_RETURN_NONE;
 }
 
 static PyObject *watch_again(PyObject *object, PyObject *Py_UNUSED(ignored))
@@ -236,6 +290,7 @@ static void watch_dealloc(PyObject *object)
 {
     StorageWatch *self = (StorageWatch *)object;
     PyObject_GC_UnTrack(object);
+    leave_apart(self);
     forget_caller(&self->count);
     Py_XDECREF(self->storage);
     Py_XDECREF(self->first);
@@ -436,6 +491,8 @@ static PyObject *alias_built(
             PyErr_SetString(PyExc_IndexError, "no such argument");
             return NULL;
         }
+        if (tell_use(tensors[number]) < 0)
+            return NULL;
         base = Py_NewRef(tensors[number]);
     } else
         base = PyObject_GetItem(statics, of);
@@ -494,6 +551,7 @@ PyObject *several_outputs(
 static PyMethodDef watch_methods[] = {
     {"settle", watch_settle, METH_NOARGS, "Nobody uses it now: gives the number of its holders."},
     {"part", watch_part, METH_NOARGS, "The alias is handed out no more: who has it has it alone."},
+    {"keep_apart", watch_keep_apart, METH_NOARGS, "Who gets the alias has it alone from now on, or tells of it."},
     {"again", watch_again, METH_NOARGS, "The alias that is handed out again, if nobody has it, else None."},
     {NULL, NULL, 0, NULL},
 };
@@ -512,7 +570,19 @@ static PyTypeObject StorageWatchType = {
     .tp_traverse = watch_traverse,
 };
 
+static PyObject *tell_uses(PyObject *module, PyObject *tensors)
+{
+    (void)module;
+    PyObject *all = PySequence_Fast(tensors, "a sequence of tensors");
+    int failed = all == NULL;
+    for (Py_ssize_t i = 0; !failed && i < PySequence_Fast_GET_SIZE(all); i++)
+        failed = tell_use(PySequence_Fast_GET_ITEM(all, i)) < 0;
+    Py_XDECREF(all);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef functions[] = {
+    {"tell_uses", tell_uses, METH_O, "Others than a replay get these: they may be in use without a reference of Python's."},
     {"hand_out", hand_out, METH_VARARGS, "Put the next tensors of sources into values; gives the groups left over."},
     {NULL, NULL, 0, NULL},
 };
@@ -520,6 +590,8 @@ static PyMethodDef functions[] = {
 int add_held(PyObject *module)
 {
     NAMES(INTERN)
+    if ((kept_apart = PyDict_New()) == NULL)
+        return -1;
     if (PyType_Ready(&StorageWatchType) < 0 || PyModule_AddObjectRef(module, "StorageWatch", (PyObject *)&StorageWatchType) < 0)
         return -1;
     return PyModule_AddFunctions(module, functions);

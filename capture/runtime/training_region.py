@@ -38,7 +38,7 @@ from capture.key.modes import inlined
 from capture.key.packages import is_library, package_of
 from capture.key.pytree import TENSOR_TYPES, replace_leaves, result_leaves
 from capture.key.signature import Leaf, make_binder
-from capture.native import MISS
+from capture.native import MISS, native
 from capture.observe import run as run_module
 from capture.observe import shared_casts, source_location
 from capture.observe.capture_lock import PATIENCE, capture_lock
@@ -291,7 +291,16 @@ class Region:
 
     def attach(self, pair: ForwardOutputs, leaves: list[Leaf], node: Node) -> Any:
         """What the C module replayed, with the graph of the caller."""
-        return self.join(pair, leaves, node.program, is_replay=True) if pair.attached else pair.result
+        if not pair.attached:
+            return pair.result
+        program = node.program
+        result = self.join(pair, leaves, program, is_replay=True)
+        if not program.is_kept_apart and program.saves_apart:
+            program.is_kept_apart = True
+            # a user's function may keep what it saved; so may an island
+            if node.outputs is not None and program.needed(leaves) and not program.functions and not node.reads:
+                node.outputs.keep_apart()
+        return result
 
     def settle(self, node: Node, program: SavedGraph) -> None:
         """A recording was made of the run that gave the program."""
@@ -462,6 +471,7 @@ def _run_plainly(
     program: SavedGraph, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None, *, at_home: bool
 ) -> Sequence[torch.Tensor | None]:
     """The thread of the forward pass, unless it waits for this, may be capturing the stream of a recorded program."""
+    native.tell_uses(tensors)
     with _no_capture(at_home=at_home):
         return _computed(program, tensors, grads, buffers)
 
@@ -547,6 +557,7 @@ class _Backward:
         values = (*tensors, *grads, *buffers)
         result = self.captured.straight(*values)
         if result is MISS:
+            native.tell_uses(tensors)
             inputs = (*tensors[: len(program.checked)], *grads, *buffers)
             is_batch = not all(
                 input_ is None or capabilities.has_memory(input_) for input_ in inputs
@@ -683,6 +694,7 @@ class Frame:
     def _with_graph(self, node: Any, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
         """As ``gradients``, as part of the caller's graph, so that gradients of the gradients can be asked for."""
         program, count = self._program, len(self._program.wanted)
+        native.tell_uses(self.inner)
         self._region.note_higher_order()
         saved = tensors[len(self.inner) :]
         sources = [*saved, *program.now_parameters, *self.casts]
@@ -713,6 +725,7 @@ class Frame:
             tensors = self._all(tensors)
             if not later:
                 return self._region.gradients(self._program, tensors, grads, buffers, at_home=at_home)
+            native.tell_uses(tensors)
             with _no_capture(at_home=at_home):
                 gradients = self._program.gradients_of_both(tensors, grads, later)
                 return _added(self._program, gradients, tensors, grads, buffers)
@@ -723,6 +736,7 @@ class Frame:
 
     def of_order(self, tensors: Sequence[Any], orders: Sequence[Any], **asked: bool) -> Sequence[Any]:
         """See ``higher_order.Body.gradients_of_order``."""
+        native.tell_uses(tensors)
         with (
             acting_for(self._forward_thread) as is_there,
             _no_capture(at_home=is_there),

@@ -251,6 +251,12 @@ class OutputPlan:
             self.untouched = native.Untouched(parameters, watches, capabilities.raw_use_count)
         return untouched
 
+    def keep_apart(self) -> None:
+        """Who gets inner tensors keeps them apart from now on."""
+        for shared in self.shared_storages:
+            if shared is not None:
+                shared.keep_apart()
+
     def lose(self, number: int) -> None:
         """What was handed out of this group has left the pool, or must not be used any more."""
         self.live[number], self.untouched = None, None
@@ -296,6 +302,7 @@ class OutputPlan:
             self._build_fresh(pool, values, groups)
         for position, alias in self.aliases:
             base = leaves[alias.source] if isinstance(alias.source, int) else statics(alias.source)
+            native.tell_uses((base,))
             values[position] = alias.build(base)
         self._give_kinds(values)
         for position, value in self.constants:
