@@ -344,6 +344,10 @@ class Pool(Protocol):
     free_between_recordings: bool
     """No memory of it is taken between recordings, so that each has to restore its layout first."""
 
+    ranges: Any
+    """Where the pool is, as ``native.AddressRanges``, for the C module; None while it may have become larger: then that
+    asks ``find``."""
+
     def find(self, address: Address) -> bool:
         """Whether the address lies in the pool."""
 

@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 39 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 40 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* The modes are as they were when this was made: 1, 0, or -1 with an exception set. */
@@ -147,6 +147,10 @@ extern PyTypeObject NodePartsType;
 NodeParts *parts_of(PyObject *node);
 int add_node_parts(PyObject *module);
 int add_views(PyObject *module);
+int add_address_ranges(PyObject *module);
+int add_output_filler(PyObject *module);
+int is_address_ranges(PyObject *one);
+int lies_in_ranges(PyObject *ranges, uint64_t address);
 
 /* What a member of ``live`` watches is used: 1, 0, or -1 with an exception set. */
 int is_used(PyObject *watch);

@@ -1,7 +1,7 @@
 /* What a call does once its arguments fit: from the tree on to the result. */
 #include "native.h"
 
-#define NAMES(X) X(begin_call) X(find) X(is_clear) X(replay) X(build_single)
+#define NAMES(X) X(begin_call) X(find) X(ranges) X(is_clear) X(replay) X(build_single)
 NAMES(DECLARE)
 
 /* The view of a node: borrowed, or NULL with an exception. */
@@ -181,23 +181,35 @@ static int begins(const Steps *self, PyObject *tree, const Lists *at, const uint
     return PyList_GET_SIZE(at->warm) == 0;
 }
 
+/* The address lies in the pool: 1, 0, -1. ``ranges``: where that is, if the pool knows it without a look. */
+static int lies_in_pool(PyObject *pool, PyObject *ranges, uint64_t address)
+{
+    if (is_address_ranges(ranges))
+        return lies_in_ranges(ranges, address);
+    PyObject *number = PyLong_FromUnsignedLongLong(address);
+    int inside = number == NULL ? -1 : truth_of(PyObject_CallMethodOneArg(pool, s_find, number));
+    Py_XDECREF(number);
+    return inside;
+}
+
 /* The arguments lie where they did on the recorded path: 1, 0, -1. */
 static int stands(NodeView *node, PyObject *tree, const uint64_t *addresses, Py_ssize_t count)
 {
-    PyObject *pool = NULL;
+    PyObject *pool = NULL, *ranges = NULL;
     int result = node->num_places == count;
     for (Py_ssize_t i = 0; result > 0 && i < count; i++) {
         if (node->places[i] != 0) {
             result = node->places[i] == addresses[i];
             continue;
         }
-        if (pool == NULL)
+        if (pool == NULL) {
             pool = Py_XNewRef(SLOT(tree, Tree, pool));
-        PyObject *address = pool == NULL ? NULL : PyLong_FromUnsignedLongLong(addresses[i]);
-        int inside = address == NULL ? -1 : truth_of(PyObject_CallMethodOneArg(pool, s_find, address));
-        Py_XDECREF(address);
+            ranges = pool == NULL ? NULL : PyObject_GetAttr(pool, s_ranges);
+        }
+        int inside = ranges == NULL ? -1 : lies_in_pool(pool, ranges, addresses[i]);
         result = inside < 0 ? -1 : !inside;
     }
+    Py_XDECREF(ranges);
     Py_XDECREF(pool);
     return result;
 }

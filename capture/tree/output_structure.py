@@ -14,6 +14,7 @@ from attrs import define, evolve, field, frozen
 from capture.key import objects, pytree
 from capture.key.code_names import MISSING
 from capture.key.objects import Visit
+from capture.native import native
 from capture.observe.result_objects import is_copied
 from capture.state import effects
 from capture.state.snapshot import Change
@@ -296,7 +297,7 @@ _MOST_DEPTH = 30  # levels, each a call of a Python function
 def filler(skeleton: Any, depth: int = 0) -> Filler | None:
     """``fill`` put together once; None for what has objects in two places or the caller's own, or is nested deeply.
 
-    Most results are one tensor or a flat tuple, which the standard library takes out of the values in C.
+    What is made of tuples and lists alone runs in C.
     """
     if isinstance(skeleton, Slot):
         return operator.itemgetter(skeleton.index)
@@ -310,17 +311,11 @@ def filler(skeleton: Any, depth: int = 0) -> Filler | None:
     if close is None:
         return None
     children = [member for _, member in pytree.children(skeleton)]
-    if kind is tuple and children and all(isinstance(member, Slot) for member in children):
-        first, *others = [member.index for member in children]
-        return operator.itemgetter(first, *others) if others else lambda values: (values[first],)
-    members = [filler(member, depth + 1) for member in children]
-    fillers = [member for member in members if member is not None]
-    if len(fillers) < len(members):
+    members = [member.index if isinstance(member, Slot) else filler(member, depth + 1) for member in children]
+    if None in members:
         return None
-    if len(fillers) == 3:  # as of each body with a backward pass: a comprehension is one more call
-        one, two, three = fillers
-        return lambda values: close([one(values), two(values), three(values)])
-    return lambda values: close([member(values) for member in fillers])
+    made: Filler = native.OutputFiller(tuple(members), None if kind is tuple else close)
+    return made
 
 
 def _object_filler(shape: Shape, depth: int) -> Filler | None:

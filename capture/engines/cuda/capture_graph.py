@@ -74,7 +74,7 @@ class Capture:
                 self._graph.register_generator_state(generator)
             pool.stream.wait_stream(before)
             order_draws(pool.device)  # a capture begins by writing what replays that draw may be reading
-            pool.is_capturing = True
+            pool.begin_capture()
             try:
                 self._begin()
                 try:
@@ -111,7 +111,7 @@ class Capture:
         for generator in self._generators:
             self._graph.register_generator_state(generator)
         order_draws(self._pool.device)
-        self._pool.is_capturing = True
+        self._pool.begin_capture()
         try:
             self._begin()
         except RuntimeError as error:  # the body is not to catch it

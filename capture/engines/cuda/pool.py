@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -37,7 +36,7 @@ from capture.engines.cuda.streams import (
     wait_for_streams_on,
 )
 from capture.engines.staging import over
-from capture.native import seen
+from capture.native import native, seen
 from capture.torch_private import capabilities, cuda
 from capture.torch_private.warned import warned
 
@@ -46,8 +45,7 @@ _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
 
 
 def bounds_of(spans: Iterable[tuple[Address, Address]]) -> list[Address]:
-    """Where these ranges of addresses begin and end, in turn, so that ``bisect_right`` gives an odd number within one:
-    0.1 us, where 40 segments looked at in turn take 2."""
+    """Where these ranges of addresses begin and end, in turn."""
     bounds: list[Address] = []
     for begin, end in sorted(spans):
         if bounds and begin <= bounds[-1]:
@@ -70,8 +68,8 @@ class CudaPool:
     """Implements ``capture.engines.base.Pool``."""
 
     __slots__ = (
-        "__weakref__", "_anchors", "_bounds", "_capture_stream", "_grew", "_outputs", "_owned", "_segments", "_taken",
-        "beside", "captured", "device", "id", "index", "is_broken", "is_capturing", "ran_on", "shared",
+        "__weakref__", "_anchors", "_capture_stream", "_grew", "_known", "_outputs", "_owned", "_segments", "_taken",
+        "beside", "captured", "device", "id", "index", "is_broken", "is_capturing", "ran_on", "ranges", "shared",
     )  # fmt: skip
     free_between_recordings = True
 
@@ -85,7 +83,10 @@ class CudaPool:
         self._taken: frozenset[Address] = frozenset()
         self._outputs: list[tuple[Address, Address]] = []
         self._segments: list[tuple[Address, Address]] = []
-        self._bounds: list[Address] = []
+        self._known = native.AddressRanges([])
+        """Where the pool was when it was looked at last."""
+        self.ranges: Any = None
+        """For the C module: the same, unless the pool may have more by now; then it asks ``find``."""
         self._grew = True
         self.is_capturing = False
         self.captured: tuple[torch.cuda.CUDAGraph, Callable[[], None]] | None = None
@@ -187,7 +188,7 @@ class CudaPool:
         if not self.shared:
             self._owned += kept
             self._segments += [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in kept]
-            self._bounds = bounds_of(self._segments)
+            self._known = native.AddressRanges(bounds_of(self._segments))
             return PoolLayout(None, frozenset())
         taken = self._taken | {storage.data_ptr() for storage in kept if storage.nbytes()}
         if not self._holds(taken):
@@ -240,9 +241,13 @@ class CudaPool:
             self.captured, self.is_broken = None, True
         self.end_capture()
 
+    def begin_capture(self) -> None:
+        """From now on memory may come into the pool at any time."""
+        self.is_capturing, self.ranges = True, None
+
     def end_capture(self) -> None:
         """Nothing is captured any more; the capture may have brought new memory into the pool."""
-        self.is_capturing, self._grew = False, True
+        self.is_capturing, self._grew, self.ranges = False, True, None
 
     def _free_taken(self) -> None:
         for address in self._taken:
@@ -329,13 +334,14 @@ class CudaPool:
 
     def find(self, address: Address) -> bool:
         """Whether the address lies in the pool."""
-        if bisect_right(self._bounds, address) & 1:
+        if self._known.holds(address):
             return True
         return (self._grew or self.is_capturing) and self._refresh_segments() and self.knows(address)
 
     def knows(self, address: Address) -> bool:
         """Whether the address lies in what the pool had when it was looked at last."""
-        return bisect_right(self._bounds, address) & 1 == 1
+        is_inside: bool = self._known.holds(address)
+        return is_inside
 
     def _refresh_segments(self) -> bool:
         """Look at the pool's segments again: recordings may have brought new memory. True if there are others now."""
@@ -343,10 +349,11 @@ class CudaPool:
             return False
         self._grew = False
         segments = [(begin, begin + nbytes) for begin, nbytes in cuda.pool_segments(self.id)]
-        if segments == self._segments:
-            return False
-        self._segments, self._bounds = segments, bounds_of(segments)
-        return True
+        is_other = segments != self._segments
+        if is_other:
+            self._segments, self._known = segments, native.AddressRanges(bounds_of(segments))
+        self.ranges = None if self.is_capturing else self._known
+        return is_other
 
     def reserved_bytes(self) -> int:
         """Bytes of the pool's memory; where every recording has its own pool, bytes of their outputs."""
