@@ -87,7 +87,7 @@ def test_an_empty_tuple_of_state_is_none_of_the_result() -> None:
     "make",
     [
         lambda: {1, 2}, lambda: bytearray(b"ab"), lambda: collections.deque([1], maxlen=3),
-        lambda: array.array("d", [1.0]), lambda: np.arange(3.0), lambda: torch.arange(3.0).numpy(),
+        lambda: array.array("d", [1.0]), lambda: np.arange(3.0), lambda: torch.arange(3.0, device="cpu").numpy(),
     ],
     ids=["set", "bytearray", "deque", "array of numbers", "NumPy array", "NumPy array on a tensor"],
 )  # fmt: skip

@@ -53,4 +53,4 @@ def both(
 
 
 def data(number: int) -> Tensor:
-    return torch.randn(8, 4, generator=torch.Generator().manual_seed(number)).to(DEVICE)
+    return torch.randn(8, 4, generator=torch.Generator("cpu").manual_seed(number), device="cpu").to(DEVICE)
