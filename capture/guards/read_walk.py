@@ -49,6 +49,7 @@ _WITH_GUARDS = (torch.Tensor, torch.Generator)
 SEQUENCES: tuple[Any, ...] = (list, set, deque)
 _BY_NAME_OF_MODULE = frozenset({"import_module", "__import__", "modules", "find_spec"})
 """Code that names one of these may look up modules by names that are worked out."""
+_NO_TABLES: Mapping[str, Any] = {}
 _SMALL = 64  # so many members of a library's container are looked at
 HANDLE = "__capture__"  # in the ``__dict__`` of a function that is captured
 MOST_OBJECTS = 50_000
@@ -433,16 +434,19 @@ class ReadWalk:
                 (value, None if namespace is None or _handle_of(namespace.get("forward")) else namespace)
             )
         if namespace is not None:
-            if of_class.is_module:
-                self._module(namespace, path)
+            tables = self._module(namespace, path) if of_class.is_module else {}
             if namespace or of_class.is_users or id(value) in self._changed_in:
-                self.guard_names(value, namespace, of_class.wanted, path)
+                self.guard_names(value, namespace, of_class.wanted, path, tables)
             else:  # a class of Python's own, such as ``OrderedDict``: attributes on it are rare
                 self.empty.append(namespace)
         if of_class.has_slots:
             self._slots(value, kind, of_class.wanted, path)
 
-    def guard_names(self, value: Any, namespace: dict[str, Any], wanted: frozenset[str], path: str) -> None:
+    def guard_names(
+        self, value: Any, namespace: dict[str, Any], wanted: frozenset[str], path: str,
+        tables: Mapping[str, Any] = _NO_TABLES,
+    ) -> None:  # fmt: skip
+        """``tables``: what else has to be there, as the object that it is."""
         if value is not namespace and id(namespace) in self._changed_in:  # told by the dict of an object
             for name, before in self._changed_in[id(namespace)].items():
                 self.changed[id(value), name] = self._changed_in.setdefault(id(value), {})[name] = before
@@ -460,6 +464,11 @@ class ReadWalk:
         if value is namespace:  # of a thread-local
             for name, value_there in zip(names, kept, strict=True):
                 self.note_object(value_there, f"{path}.{name}", namespace, name)
+        # what the body itself replaces is guarded where it is looked up
+        own = [name for name in tables if name not in wanted and (id(value), name) not in self.changed]
+        tables = {name: tables[name] for name in own}
+        wanted, names = wanted.union(tables), (*names, *tables)
+        kept, kinds = (*kept, *tables.values()), (*kinds, *[None] * len(tables))
         keeper = weak_or_none(value)
         holder = keeper if is_captured and keeper is not None else namespace
         expected = (wanted, names, kept, kinds)
@@ -519,8 +528,10 @@ class ReadWalk:
                     continue
                 self.guard_place((id(value), name), held, Source("slot", value, slot, f"{path}.{name}"))
 
-    def _module(self, own: dict[str, Any], path: str) -> None:
-        """Go into a module: its submodules, and the parameters and buffers that it has."""
+    def _module(self, own: dict[str, Any], path: str) -> dict[str, Any]:
+        """Go into a module: its submodules, and the parameters and buffers that it has. Gives the dicts that keep
+        these, which users may replace as a whole."""
+        tables = {}
         for name in ("_modules", "_parameters", "_buffers"):
             table = own.get(name)
             if isinstance(table, dict):
@@ -529,6 +540,8 @@ class ReadWalk:
                     self.guard_table(table, path, is_tensors=name != "_modules")
                 else:
                     self.empty.append(table)
+                tables[name] = table
+        return tables
 
     def guard_table(
         self, table: dict[Any, Any], path: str, *, is_tensors: bool = False, before: Members | None = None
