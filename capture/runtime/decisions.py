@@ -101,6 +101,8 @@ class Decisions:
     """For each tuple of answers, what Python computes of numbers and the body leaves (``formulas``)."""
     _standing: dict[tuple[Any, ...], tuple[Number, ...]] = field(factory=dict)
     """For each tuple of answers, the numbers of one call that gave them."""
+    _replays_then: int = -1
+    """How many replays there were when a call had numbers of other types."""
     calls_foreign: bool = False
     """See ``Facts.calls_foreign``."""
     _proven: set[tuple[Any, ...]] = field(factory=set)
@@ -113,6 +115,14 @@ class Decisions:
         """The numbers of a call; None where they are of other types."""
         numbers = [values[at] for at in self.positions]
         return numbers if tuple(map(type, numbers)) == self.kinds else None
+
+    def is_passing(self, values: Values, replays: int) -> bool:
+        """Whether this call has numbers of other types, which calls before it had not, as where a meter is set back to
+        0 in every tenth call. ``replays``: how many there were so far."""
+        if not self.positions or self.own(values) is not None:
+            return False
+        before, self._replays_then = self._replays_then, replays
+        return before != replays
 
     def parts(self, values: Values) -> Mapping[int, Any]:
         """What the key has in the place of numbers, by position."""
@@ -261,6 +271,8 @@ def begins(captured: Captured, entry: Entry, bound: Call) -> bool:
     and only answers count of those. All that was recorded is dropped then. False where that is not so."""
     kept: Decisions | None = captured.decisions
     if captured.sizes is not None or captured.is_backward:
+        return False
+    if kept is not None and kept.is_passing(bound.values, captured.log.counters.replays):
         return False
     varying = _varying(captured, entry, bound.values, kept)
     if varying is None:
