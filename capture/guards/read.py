@@ -32,8 +32,8 @@ class Counted:
 
 @frozen
 class Replaced:
-    """Stands for the value of a place into which the body puts a new object in every call. What the body read there has
-    guards where it was read."""
+    """Stands for the value of a place into which the body puts something else. What the body read there has guards
+    where it was read; where no code looks the name up, any value will do."""
 
     before: Any
 

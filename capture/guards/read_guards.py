@@ -17,7 +17,7 @@ from capture.guards.guard import Guard
 from capture.guards.names_used import names_of
 from capture.guards.opened_objects import opener_of
 from capture.guards.read import Counted, Key, Read, Replaced, WalkBegin
-from capture.guards.read_walk import ReadWalk, dict_of, item_key, weak_or_none
+from capture.guards.read_walk import ReadWalk, before_of, dict_of, item_key, weak_or_none
 from capture.key.code_names import MISSING
 from capture.key.objects import referent
 from capture.key.pytree import PLAIN_TYPES, is_object
@@ -44,7 +44,7 @@ def read_by(
         for container in grown:
             containers.setdefault(id(container), None)
         for place in call.binder.places:  # these are arguments, in effect: another object, or number, in each call
-            value = places.get(place.key(), MISSING)
+            value = before_of(places.get(place.key(), MISSING))
             value = place.read() if value is MISSING else value  # what was there before the body gave it another value
             places[place.key()] = Counted(type(value)) if type(value) in (float, int) else value
         read = _read_by(run, call, (places, containers), tensors)
@@ -159,7 +159,7 @@ def changed_places(
             containers[id(change.source.get())] = change.members if is_guarded else None
         elif change.amount is not None or (change.is_read_anew and change.before is not MISSING):
             places[_key_of(change.source)] = Counted(type(change.before))
-        elif change.is_read_anew or (type(change.after) not in PLAIN_TYPES and change.after is not MISSING):
+        elif change.is_read_anew or change.after is not MISSING:
             places[_key_of(change.source)] = Replaced(change.before)
         else:
             places[_key_of(change.source)] = change.before

@@ -229,7 +229,7 @@ class ReadWalk:
             if (id(scope), name) in self.names.stored:
                 continue
             before = self.changed.get((id(scope), name), value)
-            if type(before) is Replaced and name in self.names.set_only:
+            if type(before) is Replaced and self._is_set_only(name):
                 continue
             before = before_of(before)
             if before is MISSING:
@@ -481,11 +481,15 @@ class ReadWalk:
             self._changed_in.get(keeper, {}).pop(name, None)
 
     def always_set(self, keeper: int) -> frozenset[str]:
-        """Names in it to which the body gives tensors, and which no code looks up."""
+        """Names in it to which the body gives something else, and which no code looks up."""
         changed = self._changed_in.get(keeper, {})
         return frozenset(
-            [name for name, before in changed.items() if type(before) is Replaced and name in self.names.set_only]
+            [name for name, before in changed.items() if type(before) is Replaced and self._is_set_only(name)]
         )
+
+    def _is_set_only(self, name: Any) -> bool:
+        """Whether no code looks the name up, not even by a name that it computes."""
+        return name in self.names.set_only and not self.names.is_computed
 
     def columns(
         self, keeper: int, namespace: Mapping[str, Any], wanted: frozenset[str], path: str, holder: Any = None

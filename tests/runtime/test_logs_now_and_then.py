@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from capture import capture, config, recordings
 from tests.support.device import EXECUTES
@@ -37,6 +38,8 @@ class Trainer:
         self.recent: deque[Any] = deque(maxlen=3)
         self.history: dict[str, Any] = {"loss": [], "updates": 0}
         self.forward = 0
+        self.meter = Meter()
+        self.mode: Any = "none"
         self.model = net()
 
     def loss(self, x: Tensor) -> Tensor:
@@ -111,6 +114,38 @@ def differentiated(own: Trainer, x: Tensor) -> Any:
     return found
 
 
+class Meter:
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.val = self.avg = self.sum = self.count = 0.0
+
+    def update(self, value: float, n: int) -> None:
+        self.val = value
+        self.sum += value * n
+        self.count += n
+        self.avg = self.sum / self.count
+
+
+class WholeMeter(Meter):
+    """Numbers of another type are there after it was set back."""
+
+    @override
+    def reset(self) -> None:
+        self.val = self.avg = self.sum = self.count = 0
+
+
+def metered(own: Trainer, x: Tensor) -> Any:
+    loss = own.loss(x)
+    own.n += 1
+    own.meter.update(loss.item(), len(x))
+    if own.n % 10 == 0:
+        own.log.append(own.meter.avg)
+        own.meter.reset()
+    return loss
+
+
 def set_back_to_a_whole_number(own: Trainer, x: Tensor) -> Any:
     loss = own.loss(x)
     own.n += 1
@@ -126,17 +161,27 @@ def made(body: Body) -> Any:
     return type("Own", (Trainer,), {"step": body})()
 
 
-def taken(body: Body) -> int:
+def taken(body: Body, calls: int = CALLS) -> int:
     """Take all steps beside an eager twin. Gives the calls after the first ten, between those that log something, that
     were no replays."""
     own, other, others = made(body), made(body), 0
     own.step = step = capture(own.step)
-    for number in range(CALLS):
+    for number in range(calls):
         before, seen = recordings(step).replays, list[Any]()
         for trainer in (other, own):
             LOG.clear()
             result = trainer.step(data(number))
-            state = (trainer.n, trainer.running, trainer.log, trainer.history, trainer.forward, [*trainer.recent], LOG)
+            state = (
+                trainer.n,
+                trainer.running,
+                trainer.log,
+                trainer.history,
+                trainer.forward,
+                vars(trainer.meter),
+                trainer.mode,
+                [*trainer.recent],
+                LOG,
+            )
             seen.append((bits(result), bits(state)))
         assert seen[0] == seen[1], number
         others += number >= 10 and number % 5 != 4 and recordings(step).replays == before
@@ -158,6 +203,47 @@ def test_calls_between_go_on_with_what_was_recorded(body: Body) -> None:
 def test_a_sum_that_changes_its_type() -> None:
     with torch.no_grad(), config.patch(drop_slow=False):
         taken(set_back_to_a_whole_number)
+
+
+@pytest.mark.parametrize("kind", [Meter, WholeMeter])
+def test_a_meter_that_is_set_back(kind: type[Meter], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "Meter", kind)
+    with torch.no_grad(), config.patch(drop_slow=False):
+        others = taken(metered, 60)
+    # a number of another type is another key
+    assert others <= (7 if kind is WholeMeter else 2) + (0 if EXECUTES else 3)
+
+
+def sets_a_mode(own: Trainer, x: Tensor) -> Any:
+    """Nothing looks the name up, so it does not matter what others put there."""
+    own.mode = "train"
+    return own.loss(x)
+
+
+def sets_a_mode_and_asks(own: Trainer, x: Tensor) -> Any:
+    was = own.mode
+    own.mode = "train"
+    return own.loss(x) * (2 if was == "eval" else 1)
+
+
+def sets_a_mode_and_asks_for_all(own: Trainer, x: Tensor) -> Any:
+    was = "eval" in [one for one in vars(own).values() if type(one) is str]
+    own.mode = "train"
+    return own.loss(x) * (2 if was else 1)
+
+
+@pytest.mark.parametrize("body", [sets_a_mode, sets_a_mode_and_asks, sets_a_mode_and_asks_for_all])
+def test_a_name_that_is_set_and_that_others_set(body: Body) -> None:
+    own, other = made(body), made(body)
+    own.step = step = capture(own.step)
+    with torch.no_grad(), config.patch(drop_slow=False):
+        for number in range(CALLS):
+            for trainer in (own, other):
+                if number % 3 == 1:
+                    trainer.mode = ["eval", "train", number][number % 9 // 3]
+            assert bits(own.step(data(number))) == bits(other.step(data(number))), number
+            assert own.mode == other.mode == "train"
+    assert recordings(step).replays >= (CALLS // 2 if body is sets_a_mode else 0)
 
 
 def asks_for_its_length(own: Trainer, x: Tensor) -> Any:
