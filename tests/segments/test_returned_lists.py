@@ -167,6 +167,26 @@ def test_list_before_an_operator_that_raises() -> None:
     assert len(log) in (0, 6)
 
 
+@pytest.mark.parametrize("rows", [True, False])
+def test_list_of_memory_that_is_written_before_an_operator_raises(rows: bool) -> None:
+    """The body that goes on gets the list as it was read, and nothing is written twice."""
+
+    def body(x: Tensor, at: Tensor) -> Any:
+        y = deep(x)
+        read = y.tolist() if rows else y[1].tolist()
+        y.add_(1)
+        try:
+            return read, y[at]
+        except IndexError:
+            return read, y
+
+    at = [torch.tensor([one]).to(DEVICE) for one in (0, 1, 9 if DEVICE.type == "cpu" else 2)]
+    f = capture(body)
+    for number in range(24):
+        args = at[2 if number % 7 == 6 else number % 2]
+        assert bits(body(draw(number), args)) == bits(f(draw(number), args)), number
+
+
 def test_list_beside_another_number_in_each_call() -> None:
     def body(x: Tensor, scale: float) -> Any:
         return (deep(x) * scale).sum(-1).tolist()
