@@ -43,10 +43,7 @@ def read_by(
             places.setdefault(_key_of(source), Counted(int))
         for container in grown:
             containers.setdefault(id(container), None)
-        for place in call.binder.places:  # these are arguments, in effect: another object, or number, in each call
-            value = before_of(places.get(place.key(), MISSING))
-            value = place.read() if value is MISSING else value  # what was there before the body gave it another value
-            places[place.key()] = Counted(type(value)) if type(value) in (float, int) else value
+        _count_arguments(call, places)
         read = _read_by(run, call, (places, containers), tensors)
     except Exception as error:  # noqa: BLE001 - a strange class of a user's, or a mistake of ours: never the caller's
         read = Read(obstacle=(f"state that cannot be followed ({type(error).__name__}: {error})", "self"))
@@ -56,6 +53,23 @@ def read_by(
     if read.obstacle is not None:
         read.guards.append(Guard("value", Source("call", _never, None, read.obstacle[1]), True))
     return read
+
+
+def _count_arguments(call: Call, places: dict[Key, Any]) -> None:
+    """Places that are arguments, in effect: another object, or number, in each call. Where formulas have one of the
+    numbers, the others are theirs, too, also where this run puts something else there."""
+    inputs, formulas = call.binder.places, call.formulas
+    positions = range(len(call.values) - len(inputs), len(call.values))
+    has_formulas = formulas is not None and any(
+        formulas.has(position, place.path) for position, place in zip(positions, inputs, strict=True)
+    )
+    for place in inputs:
+        before = before_of(places.get(place.key(), MISSING))
+        if has_formulas and type(before) in (float, int):
+            places[place.key()] = Counted(type(before))
+        elif place.key() not in places:
+            value = place.read()
+            places[place.key()] = Counted(type(value)) if type(value) in (float, int) else value
 
 
 def _read_by(

@@ -39,6 +39,9 @@ class Formula(Protocol):
     def text(self) -> str:
         """Equal for equal formulas of any run."""
 
+    def origins(self) -> frozenset[Variable]:
+        """The numbers that it is made of."""
+
 
 class Question(Protocol):
     """What the body asks of such numbers."""
@@ -70,6 +73,13 @@ class Computed:
         texts = [{path: one.text() for path, one in found.items()} for found in (self.effects, self.outputs)]
         asked = [(question.text, answer) for question, answer in self.asked]
         return self.reads, self.taken, texts, asked, [one.text() for one in self.given]
+
+    def has(self, position: int, path: str) -> bool:
+        """Whether a formula has the number at this position among those of a call, or gives the one in its place."""
+        formulas = (*self.effects.values(), *self.outputs.values())
+        origins = [at for one in formulas for at in one.origins() if isinstance(at, int)]
+        below = {one.partition(".")[2] for one in self.effects}  # the name of the first object may be another one there
+        return path.partition(".")[2] in below or any(self.positions[at] == position for at in origins)
 
     def branch(self, answers: Sequence[Any] | None = None) -> tuple[str, ...]:
         """The reads, as ``Facts.reads`` has them: the last one that is taken tells the answers, or ``answers``. It
@@ -125,6 +135,9 @@ class Formulas(Protocol):
     def takes(self, reads: Sequence[str]) -> bool:
         """Whether the next read, after these, is one that formulas take."""
 
+    def has(self, position: int, path: str) -> bool:
+        """Whether formulas have the number at this position among those of the call, or give the one in its place."""
+
     def around(self) -> AbstractContextManager[Any]:
         """Goes around the body."""
 
@@ -145,6 +158,10 @@ class Known:
     def takes(self, reads: Sequence[str]) -> bool:
         """See ``Formulas``."""
         return any(one.takes(reads) for one in self.candidates)
+
+    def has(self, position: int, path: str) -> bool:
+        """See ``Formulas``."""
+        return any(one.has(position, path) for one in self.candidates)
 
     def around(self) -> AbstractContextManager[Any]:
         """See ``Formulas``."""

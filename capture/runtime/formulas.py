@@ -87,6 +87,10 @@ class NotedReads:
         """See ``Formulas``."""
         return len(reads) in self.wanted
 
+    def has(self, position: int, path: str) -> bool:
+        """See ``Formulas``."""
+        return position in self.positions
+
     @contextmanager
     def around(self) -> Iterator[None]:
         """Have ``item()`` give noted numbers to the body."""
