@@ -218,10 +218,14 @@ class ObserveMode(BreakNotes):
     ) -> Any:
         """Run the operator as it runs without a mode."""
         casting = [kind for kind in op_traits.casts_inside if self.autocast.get(kind)] if op_traits.casts_inside else ()
+        versions = _versions_of_lists(op_traits, args, kwargs)
         if not (is_complex or casting):
-            return self.execute(op, args, kwargs)
-        with autocast_inside(casting) if casting else _NOTHING, resolving_conjugates() if is_complex else _NOTHING:
-            return self.execute(op, args, kwargs)
+            result = self.execute(op, args, kwargs)
+        else:
+            with autocast_inside(casting) if casting else _NOTHING, resolving_conjugates() if is_complex else _NOTHING:
+                result = self.execute(op, args, kwargs)
+        _count_writes(versions)
+        return result
 
     def _see_host(
         self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[torch.Tensor],
@@ -273,10 +277,6 @@ class ObserveMode(BreakNotes):
 
     def _see_writes(self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for tensor, from_norm in written(op, args, kwargs):
-            # Under a dispatch mode torch counts no writes through lists. They are counted on the tensors of the list:
-            # those of ``tensor.data`` have counters of their own. ``_fused_*`` it never counts.
-            if op.base.startswith("_foreach_") and not tensor.is_inference():
-                torch.autograd.graph.increment_version(tensor)
             external = self.trace.externals.get(id(storage_of(tensor)))
             if external is None or external.mutation is not None:
                 continue
@@ -433,3 +433,21 @@ def _shape_of(tensor: torch.Tensor) -> Reshaped:
 
 def _storages_written(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return [storage_of(tensor) for tensor, _ in written(op, args, kwargs)]
+
+
+def _versions_of_lists(
+    op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[torch.Tensor, int]]:  # fmt: skip
+    """The tensors that an operator writes through lists (``_foreach_*``), with their versions before."""
+    if not op.writes or not op.base.startswith("_foreach_"):
+        return []
+    return [(tensor, tensor._version) for tensor, _ in written(op, args, kwargs) if not tensor.is_inference()]
+
+
+def _count_writes(versions: list[tuple[torch.Tensor, int]]) -> None:
+    """Under a dispatch mode an operator that takes the list apart, as on the CPU, counts no writes; one kernel for all
+    counts them. They are counted on the tensors of the list: those of ``tensor.data`` have counters of their own.
+    ``_fused_*`` are never counted."""
+    for tensor, version in versions:
+        if tensor._version == version:
+            torch.autograd.graph.increment_version(tensor)
