@@ -10,7 +10,7 @@ from attrs import define, evolve, field
 
 from capture.engines.base import Geometry
 from capture.engines.cuda.pool import CudaPool
-from capture.engines.staging import ALIGNMENT, Staging, over, put_back
+from capture.engines.staging import ALIGNMENT, Staging, copy_uncounted, over, put_back
 from capture.key.tensor_meta import span_bytes
 from capture.native import MOST_VALUES
 from capture.torch_private import capabilities
@@ -124,7 +124,7 @@ class InputCopies:
     def returner(self) -> Callable[[Sequence[Any]], None] | None:
         """Copies inputs that the body wrote back to the caller's tensors; None if it wrote none."""
         back = [copied for copied in self.staging.singles if copied.back and copied.tensor.numel()]
-        steps = [_copy_back(copied.tensor, copied.position) for copied in back]
+        steps = [_copy_back(copied.tensor, copied.position, is_counted=copied.is_counted) for copied in back]
         steps += [group.copy_out for group in self.staging.groups if group.back]
         steps += [
             _copy_back_lent(copied.tensor, copied.position)
@@ -153,9 +153,11 @@ def _copy_batch(targets: list[torch.Tensor], positions: list[int]) -> Callable[[
     return copy_in
 
 
-def _copy_back(source: torch.Tensor, position: int) -> Callable[[Sequence[Any]], None]:
+def _copy_back(source: torch.Tensor, position: int, *, is_counted: bool) -> Callable[[Sequence[Any]], None]:
+    copy = torch.Tensor.copy_ if is_counted else copy_uncounted
+
     def copy_out(leaves: Sequence[Any]) -> None:
-        leaves[position].copy_(source)
+        copy(leaves[position], source)
 
     return copy_out
 
