@@ -93,7 +93,7 @@ LOOKED_AT: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "a text": lambda x, w: (x * 2, f"{w.sum().item():.1f}"),
     "a class": lambda x, w: x * (2 if type(w.sum().item()) is float else 3),
     "numbers in a tensor": lambda x, w: x.sum() * torch.tensor([w.sum().item(), 2.0]),
-    "numpy": lambda x, w: x * float(w.detach().numpy().sum()),
+    "numpy": lambda x, w: x * float(w.detach().cpu().numpy().sum()),
     "a loop": lambda x, w: sum((x * w.sum().item() for _ in range(1 + int(w.abs().sum().item()) % 3)), x),
 }
 
@@ -281,6 +281,7 @@ def test_a_recording_made_by_warmup() -> None:
     assert results[0] == results[1]
 
 
+@given
 def test_operators_that_raise_between() -> None:
     def program(wrap: Callable[[Any], Any]) -> Any:
         w = torch.tensor([0.3, -0.7, 1.1, 0.2])

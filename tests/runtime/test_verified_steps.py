@@ -48,7 +48,8 @@ def test_operators_that_raise_in_a_verified_replay(verify: str) -> None:
 
         def function(x: Tensor, at: Tensor) -> Tensor:
             w.mul_(0.9)
-            return x.index_select(0, at) * w.sum()
+            root: Tensor = torch.linalg.cholesky(at)  # raises on the host, too: a wrong index would end a GPU's context
+            return root * x[:4] * w.sum()
 
         captured = wrap(function)
 
@@ -60,5 +61,5 @@ def test_operators_that_raise_in_a_verified_replay(verify: str) -> None:
 
         return run, lambda: w
 
-    both(program, lambda number: (data(number), torch.tensor([99 if number % 5 in (2, 4) else number % 8])),
+    both(program, lambda number: (data(number), torch.eye(4) * (-1 if number % 5 in (2, 4) else 1 + number)),
          verify=verify)  # fmt: skip
