@@ -378,6 +378,7 @@ def test_a_captured_function_inside_another_runs_inline() -> None:
 # ------------------------------------------------------------------------------------------------- forks and threads
 
 
+@pytest.mark.slow
 def test_a_forked_child_computes_and_leaves_its_parent_alone() -> None:
     script = """
         import os, sys, torch

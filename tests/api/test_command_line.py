@@ -62,6 +62,7 @@ def test_damaged_plan(content: bytes | None, reason: str, tmp_path: Path, capsys
     assert shown.err.count("\n") == 1
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("argv", "error"),
     [

@@ -99,6 +99,7 @@ def layer_of(body: Body, *, frozen: bool) -> Layer:
     return Layer(body).requires_grad_(not frozen)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("trained", [True, False], ids=["trained", "called"])
 @pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
 @pytest.mark.parametrize("needed", [False, True], ids=["needs none", "needs one"])

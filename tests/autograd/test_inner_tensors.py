@@ -135,6 +135,7 @@ def run(block: nn.Module, turns: list[Callable[..., None]]) -> tuple[list[Any], 
     return [bits(list(kept)), bits(list(KEPT))], list(KEPT)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("way", "gradients"), CASES, ids=[f"{way.__name__}-{gradients}" for way, gradients in CASES])
 @pytest.mark.parametrize("function", [None, _GivesSaved, _GivesView, _KeepsSaved], ids=lambda f: f and f.__name__)
 @pytest.mark.filterwarnings("ignore")

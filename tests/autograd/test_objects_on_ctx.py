@@ -111,6 +111,7 @@ def _run(make: Callable[[], Made], wrap: Any, *, is_step: bool) -> tuple[list[An
     return values, call
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore:CG:capture.CaptureWarning")
 @pytest.mark.parametrize("is_step", [False, True], ids=["apart", "step"])
 @pytest.mark.parametrize("make", [

@@ -89,6 +89,7 @@ def test_optimizers(optimizer: str) -> None:
     assert recordings(step).replays >= STEPS - 5
 
 
+@pytest.mark.slow
 def test_two_hundred_steps() -> None:
     mine, step, theirs, eager = pair(clipped_step, "adamw fused")
     run(mine, step, theirs, eager, batches(200))

@@ -145,6 +145,7 @@ def test_an_example_of_two_processes(file: str) -> None:
     assert len(counted) == len(IN_TWO_PROCESSES[file]), "\n".join(printed)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("file", sorted(EXPECTED))
 def test_an_example_says_what_it_gained_and_why(file: str) -> None:
     text = (EXAMPLES / file).read_text(encoding="utf-8")

@@ -270,6 +270,7 @@ class CapturedShared(Shared):
     step = capture(Shared.step)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("calls_before", range(5))
 @pytest.mark.parametrize("alias", [lambda t: t, lambda t: t[:]], ids=["itself", "view"])
 def test_an_argument_may_share_memory_with_an_implicit_input(

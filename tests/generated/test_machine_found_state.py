@@ -68,6 +68,7 @@ def test_one_tensor_in_two_places_that_no_operator_reads() -> None:
             assert torch.equal(ours.a, eager.a), turn
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("options", [{"static": ["x"]}, {"inputs": "bind"}, {}], ids=["static", "bound", "copied"])
 @pytest.mark.parametrize("change", ["turned", "other memory", "other storage", "another shape"])
 def test_an_earlier_argument_changes(change: str, options: dict[str, Any]) -> None:
@@ -431,6 +432,7 @@ def _unlike(number: int) -> Tensor:
     return x
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning", "ignore:TypedStorage")
 @pytest.mark.parametrize("name", UNKEYED)
 @pytest.mark.parametrize("static", [False, True])

@@ -112,6 +112,7 @@ def _goes_as_eager(forward: Callable[[Tensor], Any], layer: Layer) -> None:
     _same(forward(x), layer.body(layer, x))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore:CG")
 @pytest.mark.parametrize("name", BODIES)
 def test_code_that_can_tell_is_seen(name: str) -> None:

@@ -116,6 +116,7 @@ KINDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", KINDS)
 def test_a_change_is_seen(make: Callable[[], Made]) -> None:
     body, change = make()

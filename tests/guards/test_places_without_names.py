@@ -88,6 +88,7 @@ KINDS = (
 )  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("every", [1, 2, 5])
 def test_two_values(make: Callable[[], Made], every: int) -> None:

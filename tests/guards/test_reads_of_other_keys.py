@@ -108,6 +108,7 @@ def test_one_look_at_state_serves_all_keys(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(walks) == 1
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("change", CHANGES)
 def test_state_that_changed_is_looked_at_again(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the run of another key, and once more when all are recorded."""

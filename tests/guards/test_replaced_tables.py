@@ -107,6 +107,7 @@ def run(wrap: Callable[[Any], Any], change: Callable[[Net, float], None], how: s
     return called, seen
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("how", ["no grad", "region", "whole step"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_tables_that_are_replaced(change: Callable[[Net, float], None], how: str) -> None:

@@ -91,6 +91,7 @@ def run(body: Callable[[Tensor], Tensor], model: Two, changes: list[Callable[[Tw
     return told
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("of", [step_of, lambda model: model], ids=["whole step", "no gradients"])
 @pytest.mark.parametrize(
     "changes",

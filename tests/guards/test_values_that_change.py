@@ -103,6 +103,7 @@ NAMED: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("value", NAMED.values(), ids=NAMED)
 def test_c_compares_what_a_body_names(value: Any) -> None:
     """Guards on a value that a body names are all of kinds that C compares without calling Python."""

@@ -88,6 +88,7 @@ def _total(kept: Any) -> Tensor:
     return total
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "make",
     [Cache, lambda: {"total": torch.zeros(2, device=DEVICE)}, lambda: [torch.zeros(2, device=DEVICE)]],

@@ -145,12 +145,14 @@ def twins(body: Body) -> int:
     return recordings(captured).replays
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("body", CONSTANT.values(), ids=CONSTANT)
 def test_arrays_that_nothing_writes_are_constants(body: Body) -> None:
     """Tables, grids and positions that NumPy makes: recorded, and recorded anew when somebody wrote the array."""
     assert twins(body) >= CALLS // 2
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("body", NOT_CONSTANT.values(), ids=NOT_CONSTANT)
 def test_arrays_that_are_written_shared_or_drawn_are_none(body: Body) -> None:

@@ -136,6 +136,7 @@ def total(nest: Any) -> Tensor:
     return result
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", NESTS, ids=range(len(NESTS)))
 def test_nested_containers_are_opened(make: Callable[[Tensor, Tensor], Any]) -> None:
     captured = capture(total)
@@ -144,6 +145,7 @@ def test_nested_containers_are_opened(make: Callable[[Tensor, Tensor], Any]) -> 
     assert (recordings(captured).observations, recordings(captured).recordings) == (1, 1)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", NESTS, ids=range(len(NESTS)))
 def test_nested_containers_come_back(make: Callable[[Tensor, Tensor], Any]) -> None:
     def produce(x: Tensor) -> Any:
@@ -315,6 +317,7 @@ class OwnDict(dict[Any, Any]):
     """A dict of a user's class."""
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", [dict, collections.OrderedDict, OwnDict, lambda d: [d], lambda d: OwnDict(more=d)])
 @pytest.mark.parametrize(
     ("one", "other"), [(1, True), (1, 1.0), (0.0, -0.0), ((1, 2), (True, 2)), (1, 1 + 0j)], ids=str
@@ -334,6 +337,7 @@ def test_keys_of_dicts_that_are_equal_and_no_twins(kind: Callable[[Any], Any], o
     assert recordings(mine).replays >= 3
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("wrap", [lambda s: s, lambda s: [s], lambda s: {"more": s}])
 @pytest.mark.parametrize(("one", "other"), [({1}, {True}), ({0.0}, {-0.0}), ({(1,)}, {(1.0,)}), ({0, 8}, {8, 0})])
 def test_sets_that_are_equal_and_no_twins(wrap: Callable[[Any], Any], one: Any, other: Any) -> None:

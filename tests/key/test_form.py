@@ -44,6 +44,7 @@ ELEMENTWISE: dict[str, tuple[Callable[..., Any], list[Callable[[int], Tensor]]]]
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_forms_of_one_kind_share_a_recording(name: str) -> None:
     mine = _compare(*ELEMENTWISE[name])

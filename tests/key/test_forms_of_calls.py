@@ -80,6 +80,7 @@ _CASES: list[tuple[Any, list[Form]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("function", "forms"), _CASES, ids=range(len(_CASES)))
 def test_each_form_gets_what_eager_gives(function: Callable[..., Any], forms: list[Form]) -> None:
     captured = capture(function, name="form", max_recordings=8)

@@ -54,6 +54,7 @@ def test_every_kind_of_tensor_in_any_order() -> None:
     assert recordings(captured).replays > 0
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", [name for name in METADATA if name not in ("plain", "complex")])
 def test_other_metadata_is_another_key(name: str) -> None:
     captured = capture(norm)
@@ -240,6 +241,7 @@ def modal(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return x @ w, torch.ones(2) * 3, torch.arange(3.0) / 2
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", [name for name in MODES if name != "none"])
 def test_every_ambient_mode_is_in_the_key(name: str) -> None:
     captured = capture(modal)

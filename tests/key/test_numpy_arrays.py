@@ -36,6 +36,7 @@ class Policy:
         self.observation = np.ones(4, dtype=np.float32)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("where", ["argument", "closure", "deep"])
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")

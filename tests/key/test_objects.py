@@ -152,6 +152,7 @@ READ: dict[str, tuple[Callable[[Any], Any], Callable[[int], Any]]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", READ)
 def test_new_objects_of_equal_content_replay(name: str) -> None:
     body, make = READ[name]
@@ -189,6 +190,7 @@ def _content(value: Any) -> Any:
     return type(value), {name: _content(member) for name, member in own.items()}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", MADE)
 def test_objects_as_results(name: str) -> None:
     body = MADE[name]
@@ -294,6 +296,7 @@ CHANGES: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_callers_own_object_is_changed(name: str, *, kept: bool) -> None:

@@ -255,6 +255,7 @@ def test_what_is_no_signature_is_refused(names: Any, kinds: Any, defaults: Any, 
         native.Binder(names, kinds, defaults, None)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_calling_asks_for_a_value_each(name: str) -> None:
     binder = make_binder(inspect.signature(FUNCTIONS[name]))

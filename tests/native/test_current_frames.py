@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from capture.native import native
 from tests.support.processes import run_python
 
@@ -34,6 +36,7 @@ print(gc.isenabled())
 """
 
 
+@pytest.mark.slow
 def test_no_thread_waits_for_ever() -> None:
     """With ``sys._current_frames`` itself this program hangs on Python 3.11."""
     ended = run_python(PROGRAM, timeout=60)

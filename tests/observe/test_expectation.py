@@ -152,6 +152,7 @@ CHANGES: dict[str, tuple[Callable[[Model], object], str]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_run_is_told(follow: Any, change: str) -> None:
     model = Model().eval()

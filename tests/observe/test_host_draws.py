@@ -120,6 +120,7 @@ _TAKES = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", _TAKES)
 def test_what_is_taken_from_the_host_is_taken_in_every_call(make: Callable[[], Any]) -> None:
     expected = _drawn(make())

@@ -92,6 +92,7 @@ COMPARED = ([] if DEVICE.type != "cpu" else OF_THE_HOST) + [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("reader", NOT_COMPARED + COMPARED)
 def test_a_host_read_is_found_with_its_line(
     reader: Callable[[Tensor], Tensor], capsys: pytest.CaptureFixture[str]
@@ -107,6 +108,7 @@ def test_a_host_read_is_found_with_its_line(
     capsys.readouterr()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("default::capture.CaptureWarning")
 @pytest.mark.parametrize("reader", COMPARED)
 def test_a_read_that_is_compared_is_recorded(reader: Callable[[Tensor], Tensor]) -> None:

@@ -41,6 +41,7 @@ def part(x: Tensor) -> Tensor:
     return torch.tanh(x) * 2 + 1
 
 
+@pytest.mark.slow
 def test_two_bodies_that_meet_at_a_barrier() -> None:
     barrier = threading.Barrier(2)
 

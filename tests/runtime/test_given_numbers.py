@@ -58,6 +58,7 @@ def training(make: Callable[[Any], torch.optim.Optimizer]) -> Callable[[Any], An
     return program
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_of_optimizers(name: str) -> None:
     mine = both(training(OPTIMIZERS[name]), lambda number: (data(number),))
@@ -117,6 +118,7 @@ def reading(body: Callable[[Tensor, Tensor], Any], *, changes: bool = True) -> C
     return program
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", READS)
 def test_what_operators_get(name: str) -> None:
     mine = both(reading(READS[name]), lambda number: (data(number), number))
@@ -124,6 +126,7 @@ def test_what_operators_get(name: str) -> None:
         assert recordings(mine).replays > CALLS // 2, recordings(mine)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", LOOKED_AT)
 def test_what_the_body_looks_at(name: str) -> None:
     both(reading(LOOKED_AT[name]), lambda number: (data(number), number))
@@ -146,6 +149,7 @@ def test_values_that_have_kernels_of_their_own(body: Callable[[Tensor, Tensor], 
     both(program, lambda number: (data(number), number))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("body", [
     lambda x, w: x * w[0].item(),
     lambda x, w: x * round(w[0].item() / 4) + w[1].item(),

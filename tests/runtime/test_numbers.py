@@ -194,6 +194,7 @@ COMPUTED: list[Callable[..., Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("computed", COMPUTED)
 def test_what_is_computed_from_numbers_is_a_formula(computed: Callable[..., Any]) -> None:
     noting = Noting()

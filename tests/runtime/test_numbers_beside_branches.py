@@ -253,6 +253,7 @@ def test_checks_of_values_do_not_stop_formulas(program: Program) -> None:
         assert counters.replays >= CALLS // 2, str(counters)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("large", [steady, late, mixed, from_the_first])
 @pytest.mark.parametrize("program", OTHERS)
 def test_each_branch_does_what_eager_does(program: Program, large: Callable[[int], bool]) -> None:

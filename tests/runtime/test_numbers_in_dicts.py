@@ -209,6 +209,7 @@ def test_numbers_of_a_dict_share_a_recording(make: Callable[[], Program]) -> Non
     assert not EXECUTES or counters.replays >= 10, str(counters)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "make",
     [

@@ -21,6 +21,7 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_arguments_that_overlap_themselves(form: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:

@@ -84,6 +84,7 @@ def in_a_helper_that_draws(x: Tensor) -> Results:
     return out, torch.rand(2)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "body",
     [empty_and_out, out_twice, several_outs, resized, resized_with_views, resized_as_another, after_a_read,

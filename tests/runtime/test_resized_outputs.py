@@ -78,6 +78,7 @@ def doubled(x: Tensor) -> Tensor:
     return x * 2
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
 @pytest.mark.parametrize("body", [doubled, reading], ids=lambda body: body.__name__)
 def test_outputs_are_resized_as_eager_ones(body: Any, use: Callable[[Tensor], Any]) -> None:

@@ -138,6 +138,7 @@ def test_objects_of_strange_classes(make: Callable[[], Any], with_gradients: boo
             assert torch.equal(takes(x, odd), x * 2)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", [_loop, _ring, lambda: Pair(_loop())])
 @pytest.mark.parametrize("use", [1, 2, 3, "argument"])
 def test_what_contains_itself_does_not_use_up_the_stack(make: Callable[[], Any], use: Any) -> None:

@@ -161,6 +161,7 @@ def test_events_are_timed() -> None:
     assert all(event.ms > 0 for event in recordings(f).events if event.kind in ("observe", "record"))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("verify", ["first", "always"])
 @pytest.mark.parametrize("fails", [1, 2, 3, 4, 5])
 def test_without_memory_to_compare_the_call_happens_once(
@@ -196,6 +197,7 @@ def test_without_memory_to_compare_the_call_happens_once(
     assert len(taken) >= min(fails, 3)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bool, torch.int64])
 @pytest.mark.parametrize("of", [(1, 1), (1, 4), (4, 1)])
 def test_one_number_of_any_stride_is_compared(of: tuple[int, int], dtype: torch.dtype) -> None:

@@ -309,6 +309,7 @@ def compared(make: Make, *, keep: bool) -> Any:
     return function
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("make", REPLAYED)
 def test_arrays_are_as_eager_and_replay(make: Make, keep: bool) -> None:
@@ -330,6 +331,7 @@ def test_arrays_are_as_eager_in_poisoned_memory(make: Make) -> None:
         compared(make, keep=True)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("make", OTHERS)
 def test_what_follows_from_an_array_is_as_eager(make: Make, keep: bool) -> None:

@@ -329,6 +329,7 @@ def odd_reads() -> Program:
     return body, arguments, state
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "make",
     [

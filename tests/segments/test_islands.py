@@ -35,6 +35,7 @@ def test_body_is_as_eager_and_replays(name: str) -> None:
         assert counters.replays >= CALLS // 2, str(counters)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", sorted(EAGER))
 def test_body_that_cannot_be_recorded_is_as_eager(name: str) -> None:
     counters = recordings(compared(PROGRAMS[name], 12))

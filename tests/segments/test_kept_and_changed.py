@@ -275,6 +275,7 @@ def ran(make: Callable[[], Program], *, captured: bool) -> list[Any]:
     return seen
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "make",
     [

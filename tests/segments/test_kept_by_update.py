@@ -277,6 +277,7 @@ def overwrites_by_name(log: Any, x: Tensor) -> Tensor:
     return x * 2
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "body",
     [

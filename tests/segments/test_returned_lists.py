@@ -115,6 +115,7 @@ def program(body: Callable[[Tensor], Any]) -> Callable[[], Program]:
     return lambda: (body, lambda number: (draw(number),), None)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("body", REPLAYED)
 def test_lists_are_as_eager_and_replay(body: Callable[[Tensor], Any]) -> None:
     counters = recordings(compared(program(body)))

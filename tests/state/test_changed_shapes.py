@@ -79,6 +79,7 @@ def transposed_and_raising(x: Tensor) -> Tensor:
     raise ValueError("on purpose")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("skips", [False, True], ids=["watched first", "recorded straight away"])
 @pytest.mark.parametrize(

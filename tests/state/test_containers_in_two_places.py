@@ -113,6 +113,7 @@ def totals(value: Any) -> list[Tensor]:
     return [total for member in members for total in totals(member)] if is_one else []
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", MAKE)
 def test_it_is_one_object(kind: str, place: Place) -> None:

@@ -107,6 +107,7 @@ def outcome(body: Callable[..., Any], make: Callable[[], Any], change: Callable[
     return results, recordings(f).replays if twin else 0
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", KINDS)
 def test_what_users_put_in_the_place_is_read(name: str) -> None:
     make, use = KINDS[name]
@@ -237,6 +238,7 @@ BELOW: dict[Callable[..., Any], Callable[[int, Tensor], Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("body", BELOW, ids=lambda body: body.__name__.strip("_"))
 @pytest.mark.parametrize("way", ["positional", "named", "static"])
 def test_former_values_in_arguments_that_are_others_in_each_call(body: Callable[..., Any], way: str) -> None:

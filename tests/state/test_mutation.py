@@ -356,6 +356,7 @@ def test_buffers_and_plain_tensors_are_written_once_a_call() -> None:
     assert recordings(net.forward).recordings == 1
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore:CG201:capture.CaptureWarning")  # momentum=None reads the counter
 @pytest.mark.parametrize("momentum", [0.1, None, 1.0])
 @pytest.mark.parametrize("make", [nn.BatchNorm1d, nn.InstanceNorm1d, nn.SyncBatchNorm, nn.BatchNorm2d])

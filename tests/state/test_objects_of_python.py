@@ -104,6 +104,7 @@ def _run(kind: Kind, wrap: Any) -> list[Any]:
     return left
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore:CG:capture.CaptureWarning")
 @pytest.mark.parametrize("name", KINDS)
 def test_both_leave_the_same(name: str) -> None:

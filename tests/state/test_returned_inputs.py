@@ -40,6 +40,7 @@ def first_tensor(value: Any) -> Tensor:
     return first_tensor(next(iter(value.values())) if isinstance(value, dict) else value[0])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("static", [[], ["x"]], ids=["copied", "static"])
 @pytest.mark.parametrize("name", ALIASES)
 def test_returned_views_are_the_callers_memory(name: str, static: list[str]) -> None:

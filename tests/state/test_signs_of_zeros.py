@@ -159,6 +159,7 @@ def left(make: Callable[[], Place], *, reads: bool, captured: bool) -> list[str]
     return seen
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("reads", [True, False])
 @pytest.mark.parametrize("make", PLACES)
 def test_zero_has_its_sign(make: Callable[[], Place], reads: bool) -> None:

@@ -204,6 +204,7 @@ def test_reading_a_local_that_nobody_gave_is_an_error() -> None:
         run([], step(Seen(), (LOCAL, 0)))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "wrong",
     [
