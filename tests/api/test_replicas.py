@@ -67,6 +67,7 @@ def test_a_file_of_a_captured_module_names_nothing_of_this_library() -> None:
     assert bits(loaded(x)) == bits(Net.forward(model, x))
 
 
+@pytest.mark.slow
 def test_instances_that_are_alive_when_the_process_ends_are_left_in_peace() -> None:
     """Python has emptied the modules of this library by the time that the last instance dies."""
     code = """

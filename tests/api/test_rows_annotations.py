@@ -314,6 +314,7 @@ def run_program(tmp_path: Path, mode: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_row_183_plan_round_trip(tmp_path: Path) -> None:
     """Plans saved by one process give another one the same decisions, byte for byte. It watches one run alone: of the
     function that is said to be eager, whose reasons may be gone."""

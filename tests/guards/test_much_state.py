@@ -15,6 +15,7 @@ from capture.guards.read_walk import MOST_OBJECTS
 rows = [SimpleNamespace(weight=1.0, number=number) for number in range(2 * MOST_OBJECTS)]
 
 
+@pytest.mark.slow
 def test_a_data_set_in_reach_of_the_body_makes_it_eager_in_time() -> None:
     @capture
     def body(x: Tensor) -> Tensor:

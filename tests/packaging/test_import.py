@@ -45,6 +45,7 @@ except ModuleNotFoundError as error:
     assert (done.stdout, done.stderr) == ("torch_capture.nothing\n", "")
 
 
+@pytest.mark.slow
 def test_the_other_name_may_come_first_and_runs_the_command_line() -> None:
     done = run_python("import torch_capture.core.plan, capture.core.plan; print(capture.core.plan.__name__)")
     assert (done.stdout, done.stderr) == ("capture.core.plan\n", "")

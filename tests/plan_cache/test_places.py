@@ -165,6 +165,7 @@ def process(*places: tuple[int, str]) -> list[str]:
     return [*done.stdout.splitlines(), *([done.stderr] if done.returncode else [])]
 
 
+@pytest.mark.slow
 def test_directories_are_made_for_their_user_alone(tmp_path: Path) -> None:
     directories = {mask: tmp_path / oct(mask) / "plans" for mask in (0o000, 0o022, 0o777)}
     assert process(*((mask, str(place)) for mask, place in directories.items())) == ["fine"] * 3

@@ -266,6 +266,7 @@ def test_another_amount() -> None:
     beside(Grows, change)
 
 
+@pytest.mark.slow
 def test_beside_another_thread_math_is_not_touched() -> None:
     """That thread would see the stand-ins for its functions."""
     before, seen, done = dict(vars(math)), set[int](), threading.Event()

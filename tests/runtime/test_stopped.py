@@ -184,6 +184,7 @@ def test_errors_after_the_body_ran_leave_what_one_run_did(
     assert goes_on_as_eager(f, model)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # an exception in a weak reference's callback goes no further

@@ -33,6 +33,7 @@ def fast_switching() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("fast_switching")
 @pytest.mark.parametrize(
     "look", [_all_classes, lambda: module_paths([nn.Linear(2, 2)]), lambda: _objects_of(nn.Module)]
