@@ -340,7 +340,7 @@ def twice_in_one_list() -> Program:
     "make",
     [
         appended, appended_as_floats, appended_and_returned, added_lists, rows, attributes, same_number_again, items,
-        sums, sums_on_an_object, computed_and_appended,
+        sums, sums_on_an_object, computed_and_appended, on_some_ways,
     ],
 )  # fmt: skip
 def test_number_that_is_kept_is_read_anew(make: Kept) -> None:
@@ -352,7 +352,7 @@ def test_number_that_is_kept_is_read_anew(make: Kept) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        looked_at_again, looked_at_by_a_helper, item_looked_at, by_its_own_append, on_some_ways,
+        looked_at_again, looked_at_by_a_helper, item_looked_at, by_its_own_append,
     ],
 )  # fmt: skip
 def test_number_on_which_more_depends_is_compared(make: Kept) -> None:

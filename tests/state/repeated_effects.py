@@ -198,7 +198,7 @@ KINDS: dict[str, Kind] = {
                      replays=4),
     "constant that is put back": Kind(
         "self.k = True; y = self.lin(x); self.k = False; return y", "self.k = False", between="m.k = i % 3 == 0",
-        replays=4,
+        replays=3,
     ),
     "list anew": Kind("self.k = [x.shape[0], 'k']; return self.lin(x)", "self.k = 0",
                       between="if i in (5, 7): m.k = [9]", replays=4),
