@@ -86,6 +86,7 @@ def program(use: Callable[[Tensor, Tensor], Any], begin: int, net: Any, model: n
     return seen
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("use", [retained, retained_and_used, retained_twice, hooked, asked_for])
 def test_they_are_asked_for_from_the_first_call_on(use: Callable[[Tensor, Tensor], Any]) -> None:
     mine, theirs = twins(Features)

@@ -319,6 +319,7 @@ def test_one_tensor_given_twice_and_kept_is_the_callers(options: Any) -> None:
         assert box.last is x
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("options", [{}, {"verify": "always"}, {"warmup": 2}], ids=str)
 @pytest.mark.parametrize("managed", [False, True])
 def test_one_tensor_given_twice_and_returned_is_the_callers(options: Any, managed: bool) -> None:

@@ -362,6 +362,7 @@ BESIDE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("name", BESIDE)
 @pytest.mark.parametrize("static", [False, True])

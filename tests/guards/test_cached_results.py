@@ -36,6 +36,7 @@ def _pair(cached: Any) -> tuple[Any, Any]:
     return build(lambda function: function), build(capture)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("cached", CACHES)
 @pytest.mark.parametrize("sizes", [(4,), (4, 5)])
 def test_a_cached_tensor_is_read_by_replays(cached: Any, sizes: tuple[int, ...]) -> None:

@@ -130,6 +130,7 @@ def whole_steps(wrap: Wrap) -> tuple[Any, list[Any]]:
     return step, seen
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "program",
     [generator_and_discriminator, in_turn, one_weight_in_turn, thawed_one_by_one, frozen_and_replaced,

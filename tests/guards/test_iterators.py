@@ -46,6 +46,7 @@ def _looked_at(state: Any, look: Callable[[Any], float], x: Tensor) -> Tensor:
     return x * look(state.values)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_it_stands(kind: str) -> None:
     make, look = KINDS[kind]

@@ -388,6 +388,7 @@ def class_of_a_module_of_python() -> Made:
     return lambda x: x * getattr(module, "other", 2.0), lambda: setattr(module, "__class__", Kind)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", [
     number_of_ctypes, array_of_ctypes, map_of_memory, member_that_a_protocol_asks_for, signature_of_a_function,
     class_of_a_module_of_python, attribute_in_a_format,

@@ -70,6 +70,7 @@ def run(program: Callable[[], Any], *, captured: bool) -> tuple[list[Any], Any]:
     return results, called
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("program", [dispatched, read_by_an_implementation, method, forward, whole_call])
 def test_a_change_of_what_it_reads_shows(program: Callable[[], Any]) -> None:
     with torch.no_grad(), config.patch(cache=False):

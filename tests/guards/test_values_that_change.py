@@ -113,6 +113,7 @@ def test_c_compares_what_a_body_names(value: Any) -> None:
     assert all(one.source.kind != "call" for one in found)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("value", [[object()], {"a": [1]}, ([],), bytearray(b"a"), {1.0}])
 def test_what_counts_by_content_is_left_to_the_key(value: Any) -> None:
     scope = {"name": value}

@@ -43,6 +43,7 @@ MAKE: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("body", [grow, nested])
 def test_the_same_one_twice(kind: str, body: Callable[..., Any]) -> None:

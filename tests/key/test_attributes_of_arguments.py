@@ -48,6 +48,7 @@ def _given(number: int, **attributes: Any) -> torch.Tensor:
     return made
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore:CG110")
 @pytest.mark.parametrize("needs_grad", [False, True])
 @pytest.mark.parametrize("body", [by_getattr, by_hasattr, by_an_error, in_a_helper])

@@ -65,6 +65,7 @@ def add_cache(x: Tensor, cache: Any) -> Tensor:
     return result
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", CACHES)
 def test_tensors_in_classes_with_fields_are_inputs(kind: type[Any]) -> None:
     """A plain dataclass is a leaf to torch's pytree; the tensors in it are found all the same."""
@@ -76,6 +77,7 @@ def test_tensors_in_classes_with_fields_are_inputs(kind: type[Any]) -> None:
     assert recordings(captured).observations == 2
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", CACHES)
 def test_tensors_in_classes_with_fields_are_outputs(kind: type[Any]) -> None:
     def make(x: Tensor) -> Any:
@@ -90,6 +92,7 @@ def test_tensors_in_classes_with_fields_are_outputs(kind: type[Any]) -> None:
     assert recordings(captured).recordings == 1 + AGAIN
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", CACHES)
 def test_static_names_reach_into_fields(kind: type[Any]) -> None:
     captured = capture(add_cache, static=["cache.key"])

@@ -60,6 +60,7 @@ ONE_ELEMENT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ONE_ELEMENT)
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_one_element_lies_anywhere(name: str, shape: tuple[int, ...]) -> None:

@@ -152,6 +152,7 @@ def _laid(order: tuple[int, ...]) -> list[Tensor]:
     return [c[4:8], a[4:12], twice, c[:16], a[:8], twice, c[:2], b[6:10]]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
 def test_a_pattern_of_shared_memory_does_not_tell_where_it_lies(order: tuple[int, ...]) -> None:
     leaves, twins = _laid(order), _laid((0, 1, 2))
@@ -284,6 +285,7 @@ def test_a_mode_switched_inside_a_block_is_seen() -> None:
         check_same(captured, modal, x, w)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # a device's LSTM waits for it and runs eagerly
 @pytest.mark.parametrize("kind", sorted({"cpu", DEVICE.type}))
 @pytest.mark.parametrize(
@@ -328,6 +330,7 @@ class Symmetric(nn.Module):
         return weight.triu() + weight.triu(1).mT
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("apart", [False, True], ids=["function", "module"])
 @pytest.mark.parametrize("kept", [lambda call: call % 2, lambda call: call > 5, lambda call: call < 3])

@@ -84,6 +84,7 @@ VALUES: dict[str, tuple[Callable[[], Any], Callable[[Any], float], Callable[[Any
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("where", ["argument", "closure"])
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
@@ -109,6 +110,7 @@ UNCOMPARED: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", UNCOMPARED)
 @pytest.mark.parametrize("where", ["argument", "closure"])
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")

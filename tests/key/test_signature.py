@@ -237,6 +237,7 @@ def test_names_of_a_signature_need_not_be_interned_or_fit_in_code() -> None:
     assert native.Binder(("a b", "class"), (1, 3), (1, 1), 1)(**{"class": 3, "a b": 2}) == (2, 3)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("names", "kinds", "defaults", "error"),
     [

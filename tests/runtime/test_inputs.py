@@ -307,6 +307,7 @@ class Table(nn.Module):
         return x * 2 + self.table
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("inputs", ["bind", "copy"])
 @pytest.mark.parametrize("what", ["argument", "state", "both"])
 def test_a_storage_that_grows(what: str, inputs: Any) -> None:

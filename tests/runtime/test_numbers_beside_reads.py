@@ -224,6 +224,7 @@ def compared(make: Callable[[], Program]) -> Any:
     return body
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", REPLAYED)
 def test_numbers_are_lifted_beside_reads(make: Callable[[], Program]) -> None:
     counters = recordings(compared(make))
@@ -231,12 +232,14 @@ def test_numbers_are_lifted_beside_reads(make: Callable[[], Program]) -> None:
         assert counters.replays >= CALLS * 3 // 4, str(counters)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", REPLAYED)
 def test_lifted_numbers_beside_reads_are_verified(make: Callable[[], Program]) -> None:
     with config.patch(verify="always"):
         compared(make)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", OTHERS)
 def test_what_follows_from_reads_is_as_eager(make: Callable[[], Program]) -> None:
     compared(make)

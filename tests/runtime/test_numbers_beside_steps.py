@@ -57,6 +57,7 @@ def stepping(
     return program
 
 
+@pytest.mark.one_in(4)
 @lifts
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_optimizers_of_torch(make: Callable[[Any], torch.optim.Optimizer]) -> None:
@@ -77,6 +78,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @lifts
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_what_operators_get(loss: Callable[..., Tensor]) -> None:

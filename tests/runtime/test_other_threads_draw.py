@@ -187,6 +187,7 @@ def seeds_last(x: Tensor) -> Tensor:
     return y
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("body", [seeds, sets, forks, seeds_last])
 @pytest.mark.parametrize("beside_others", [False, True])
 def test_bodies_that_seed_are_still_found(body: Callable[[Tensor], Tensor], beside_others: bool) -> None:

@@ -106,6 +106,7 @@ def after_rounds(replays: Sequence[float], bodies: Sequence[float]) -> Payoff:
     return decision
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("replays", "bodies", "rounds", "stays"),
     [

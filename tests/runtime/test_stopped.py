@@ -162,6 +162,7 @@ def test_a_mistake_of_the_library_costs_no_call(monkeypatch: pytest.MonkeyPatch)
     assert goes_on_as_eager(f, model)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, torch.OutOfMemoryError, KeyError])
 @pytest.mark.parametrize("call", [1, 2])

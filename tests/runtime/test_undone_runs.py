@@ -61,6 +61,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("error", [RuntimeError("ours"), KeyboardInterrupt()], ids=["ours", "interrupt"])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_warmup_that_goes_wrong_changes_nothing(name: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:

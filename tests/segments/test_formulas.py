@@ -408,6 +408,7 @@ def drawn_beside() -> Program:
     return kept(body, state, random.seed)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "make",
     [

@@ -357,6 +357,7 @@ def reset_from_a_list(meter: Meter, log: Log, x: Tensor) -> None:
     list(map(meter.update, [0]))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "body",
     [

@@ -359,6 +359,7 @@ def test_number_on_which_more_depends_is_compared(make: Kept) -> None:
     assert recordings(compared(make)).replays == 0
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "make",
     [

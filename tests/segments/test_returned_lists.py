@@ -130,6 +130,7 @@ def test_lists_are_verified(body: Callable[[Tensor], Any]) -> None:
         compared(program(body))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("body", OTHERS)
 def test_what_follows_from_a_list_is_as_eager(body: Callable[[Tensor], Any]) -> None:
     compared(program(body))

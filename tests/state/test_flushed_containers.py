@@ -72,6 +72,7 @@ def _with(state: Any, body: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, *rest: body(state, x, *rest)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("body", BODIES)
 def test_the_former_one_is_given(body: Callable[..., Any]) -> None:
     told = []

@@ -187,6 +187,7 @@ BODIES: dict[Callable[..., Any], Callable[[int], Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__.strip("_"))
 def test_former_objects_are_left_as_eager_leaves_them(body: Callable[..., Any]) -> None:
     def change(state: Any, number: int) -> None:

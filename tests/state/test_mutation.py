@@ -180,6 +180,7 @@ def test_arguments_that_share_memory() -> None:
     check(body, make, replays=None if REBINDS else ANY, static=["a", "b"])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("static", [[], ["a"], ["b"], ["a", "b"]])
 @pytest.mark.parametrize("write", ["a", "b"])

@@ -58,6 +58,7 @@ def of_a_cached_function() -> Get:
     return lambda: made()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", [
     of_a_partial, of_a_method, by_weak_reference, default_of_a_context_variable, of_an_exception, of_a_cached_function,
 ])  # fmt: skip
@@ -83,6 +84,7 @@ def test_an_empty_tuple_of_state_is_none_of_the_result() -> None:
     assert recordings(captured).replays >= 4
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "make",
     [

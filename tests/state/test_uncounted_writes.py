@@ -134,6 +134,7 @@ def pending(weight: Tensor, body: Callable[..., Any], *arguments: Any) -> list[A
     return [result, at.grad, weight.detach().clone(), weight._version - before]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "program",
     [state, state_read_as_well, lists_of_weights, an_argument, arguments_that_share_memory, what_another_call_gave,

@@ -162,6 +162,7 @@ KINDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", KINDS)
 def test_what_it_leaves_is_left_in_each_call(make: Callable[[], Made]) -> None:
     inputs = [torch.full((3,), float(number)) for number in range(8)]

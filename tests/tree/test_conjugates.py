@@ -41,6 +41,7 @@ READS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_real_numbers_in_python_state_are_read_as_conjugates(read: Callable[[Tensor, Tensor], Any]) -> None:
     """A view of another dtype keeps the bit that says that its numbers are conjugated."""
