@@ -57,6 +57,7 @@ from capture.runtime.numbers import (
     tail_of,
     with_numbers,
 )
+from capture.runtime.verdict import Verdict
 from capture.state import body_run
 from capture.state.amounts import Amounts, number_of_place, position_of
 from capture.state.body_run import BodyRun
@@ -282,11 +283,12 @@ def begins(captured: Captured, entry: Entry, bound: Call) -> bool:
     call = captured.call(watched, bound.leaves)
     call.binder = with_places(call.binder, places)
     wanted = read_by_number(facts, () if kept is None else kept.candidates())
-    return _begins_with(captured, call, positions, places, wanted)
+    return _begins_with(captured, entry, call, positions, places, wanted)
 
 
 def _begins_with(
-    captured: Captured, call: Call, positions: tuple[int, ...], places: list[InputPlace], wanted: frozenset[int]
+    captured: Captured, entry: Entry, call: Call, positions: tuple[int, ...], places: list[InputPlace],
+    wanted: frozenset[int],
 ) -> bool:  # fmt: skip
     """Whether answers and formulas stand for these numbers and for what the host reads from now on. Where a formula
     gives numbers in places that are no arguments yet, these become arguments, too. ``wanted``: reads of which formulas
@@ -294,6 +296,9 @@ def _begins_with(
     for _ in range(_MOST_ROUNDS):
         decisions = Decisions(positions, tuple(type(call.values[at]) for at in positions))
         learned = _learned(captured, call, decisions, wanted)
+        if learned.is_open and entry.branch_proofs <= 2 * MOST_BRANCHES:
+            entry.branch_proofs += 1
+            entry.has_tried_formulas, captured.decisions_left = False, captured.decisions_left + 1
         more = [place_of(change) for change in learned.unplaced] if learned.is_enough else []
         added = [place for place in more if place is not None]
         if not more:
@@ -316,33 +321,54 @@ def _begins_with(
     return True
 
 
-def hold(captured: Captured, entry: Entry, bound: Call) -> bool:
-    """Prove, before the first recording of an entry, that what its key leaves out of numbers does not count. False
-    where it does, and the key is another one now."""
+def hold(captured: Captured, entry: Entry, bound: Call) -> Verdict:
+    """Prove, before the first recording of an entry, that what its key leaves out of numbers does not count. START_OVER
+    where it does, and the key is another one now; EAGER where nothing was shown, and no other key tells this call from
+    those that it is shown for: the body raises, or only a value that it reads tells its way."""
     if begins_with_reads(captured, entry, bound):
-        return False
+        return Verdict.START_OVER
     decisions: Decisions | None = captured.decisions
     if decisions is None:
-        return True
+        return Verdict.GO_ON
     # the first recording needs the answers of its own call, if the body asks something of what it reads
     tells_more = decisions.reads_others or any(one.asked for one in decisions.candidates())
     is_proven = entry.asks_no_more and (bool(entry.nodes) or not tells_more)
     is_proven = is_proven and not (decisions.reads_others and decisions.positions)
-    if is_proven or (decisions.positions and not decisions.parts(bound.values)):
-        return True
+    before = decisions.parts(bound.values)
+    if is_proven or (decisions.positions and not before):
+        return Verdict.GO_ON
     if entry.facts is None or calls_out(entry.facts):
         decisions.forbid(bound.values)
-        return not decisions.positions
+        return _after_forbidding(captured, entry, bound, before) if decisions.positions else Verdict.GO_ON
     wanted = read_by_number(entry.facts, decisions.candidates())
     is_enough = _learned(captured, bound, decisions, wanted).is_enough
     if entry.asks_no_more and not (decisions.reads_others and decisions.positions):  # those before stay proven
-        return True
+        return Verdict.GO_ON
     entry.asks_no_more = is_enough is True
     if is_enough is None:
-        captured.decisions, captured.decisions_left = None, 0
-        captured.log.add("drop", "numbers are part of the key again")
-        captured.retire()
-    return is_enough is True
+        _forget(captured)
+    elif not is_enough:
+        return _after_forbidding(captured, entry, bound, before)
+    return Verdict.GO_ON if is_enough else Verdict.START_OVER
+
+
+def _after_forbidding(captured: Captured, entry: Entry, bound: Call, before: Mapping[int, Any]) -> Verdict:
+    """How a call goes on whose numbers do more than answer. ``before``: what its key had in their place so far. To
+    start over with the same key would never end."""
+    decisions: Decisions = captured.decisions
+    if decisions.parts(bound.values) != before:
+        return Verdict.START_OVER
+    entry.branch_proofs += 1
+    if entry.branch_proofs <= 2 * MOST_BRANCHES:
+        return Verdict.EAGER
+    _forget(captured)
+    return Verdict.START_OVER
+
+
+def _forget(captured: Captured) -> None:
+    captured.decisions, captured.decisions_left = None, 0
+    captured.log.add("drop", "numbers are part of the key again")
+    captured.retire()
 
 
 @frozen
@@ -352,6 +378,8 @@ class _Learned:
 
     is_enough: bool | None
     unplaced: Sequence[Change] = ()
+    is_open: bool = False
+    """Nothing was shown, as the body raised an error or all other numbers lead elsewhere: another call may show it."""
 
 
 def _learned(captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int]) -> _Learned:
@@ -367,7 +395,9 @@ def _learned(captured: Captured, call: Call, decisions: Decisions, wanted: froze
         if run.error is not error:
             raise
         decisions.forbid(call.values)  # an error that the body raises may tell the numbers
-        return _Learned(is_enough=False)
+        return _Learned(is_enough=False, is_open=True)
+    if proof is not None and proof.is_open and not decisions.positions:
+        return _Learned(is_enough=False, is_open=True)
     if proof is not None and proof.unplaced:
         return _Learned(is_enough=True, unplaced=proof.unplaced)
     if proof is None or not decisions.learn(proof):
@@ -388,7 +418,7 @@ def begins_with_reads(captured: Captured, entry: Entry, bound: Call) -> bool:
     if entry.facts is None or calls_out(entry.facts) or not wanted:
         return False
     captured.decisions_left -= 1
-    return _begins_with(captured, evolve(bound), (), [], wanted)
+    return _begins_with(captured, entry, evolve(bound), (), [], wanted)
 
 
 def proves_branch(captured: Captured, entry: Entry, bound: Call, reads: tuple[str, ...]) -> bool:
@@ -545,6 +575,8 @@ class _Proof:
     """Places that change."""
     compared: tuple[str, ...] = ()
     """See ``read_and_compared``."""
+    is_open: bool = False
+    """No other numbers with the same answers were found, as of an infinite one."""
 
 
 def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int]) -> _Proof | None:
@@ -579,7 +611,8 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
         scalars = without_given(computed, expected.scalars, numbers)
         expected = evolve(expected, scalars=tuple(scalars))
     is_enough = not left and compared(plain) == compared(expected)
-    return _Proof(asked, first.amounts, is_enough, computed, changed=first.changed, compared=others)
+    changed = first.changed
+    return _Proof(asked, first.amounts, is_enough, computed, changed=changed, compared=others, is_open=bool(left))
 
 
 def _floats_ask_no_more(

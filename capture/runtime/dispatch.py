@@ -50,6 +50,7 @@ from typing import Any
 from attrs import frozen
 
 from capture.core.config import current as current_config
+from capture.core.errors import CaptureBug
 from capture.core.facts import Inlined, Island
 from capture.core.interrupts import is_interrupt
 from capture.guards.guard import OVERLAPS
@@ -93,6 +94,8 @@ from capture.state.call import Call
 from capture.tree.node import Node, Pattern
 from capture.tree.thread_trees import tree_for
 from capture.tree.tree import Tree
+
+MOST_STARTS = 16  # of one call: a stage that finds the key to be another one each time is at fault
 
 # -------------------------------------------------------------------------------------------------- from call to entry
 
@@ -269,6 +272,8 @@ def _go_on(
     if reply.verdict is Verdict.DONE:
         return finish(reply.result, leaves)
     assert reply.verdict is Verdict.START_OVER
+    if run_now is not None and run_now.starts_over() > MOST_STARTS:
+        raise CaptureBug("a call is started over again and again, and its key stays what it is")
     now = here()
     assert now is not None  # as at the beginning of the call
     return _dispatch(captured, captured.completed(values), now)
@@ -430,7 +435,12 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
         return done(run_at_limit(captured, entry, bound, tree, pattern))
     if inputs.shares_with_state(bound, entry.plans()):
         return done(_overlapping(captured, entry, bound.values, bound.leaves))
-    if tells_apart(captured, entry, entry.places) or not decisions.hold(captured, entry, bound):
+    if tells_apart(captured, entry, entry.places):
+        return START_OVER
+    shown = decisions.hold(captured, entry, bound)
+    if shown is Verdict.EAGER:
+        return done(run_eagerly(captured, bound, "more comes of a value than an answer"))
+    if shown is Verdict.START_OVER:
         return START_OVER
     if not arrays.hold(captured, entry, bound):
         return START_OVER

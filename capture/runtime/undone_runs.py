@@ -50,7 +50,7 @@ def bring_to_replay(
                 plan = too_large_plan(captured, too_large)
                 captured.report(plan)
                 return because(plan)
-            if not hold(captured, entry, call):
+            if hold(captured, entry, call) is not Verdict.GO_ON:
                 return Outcome("skipped", "more than some answers comes of a number")
             make = functools.partial(record_undone, captured, entry, call, tree)
             if given_numbers.completed(captured, entry, call, tree, tree.pattern(call.leaves), make) is MISS:

@@ -35,6 +35,8 @@ class BodyRun:
     call's leaves that makes the call's result."""
     begun: float = 0.0
     """When the call began, in seconds."""
+    starts: int = 0
+    """How often the call was begun anew, as its key came to be made of something else."""
 
     def begin(self, *, is_own: bool) -> None:
         """The body is about to run."""
@@ -44,6 +46,11 @@ class BodyRun:
     def end(self, result: Any) -> None:
         """The body returned this."""
         self.has_ended, self.result = True, result
+
+    def starts_over(self) -> int:
+        """The call begins anew. Gives how often it did so far."""
+        self.starts += 1
+        return self.starts
 
     def will_make(self, make: Callable[[Any, Sequence[Any]], Any]) -> None:
         """The next run's result has to go through ``make`` to become the result of the call."""
