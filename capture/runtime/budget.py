@@ -13,7 +13,9 @@ times at once, later when the calls in between were worth it. What repeats by th
                     for a key that came ``OFTEN`` times before and was not tried yet is made at once, if it came among
                     the ``IN_TURN`` calls before. A key that was tried and has been the only one since may settle, as
                     where buckets are arranged once: it is tried again after ``OFTEN`` calls, then after twice as many
-                    each time, where an effort takes no longer than ``CHEAP`` calls. ``CAPTURE_DROP_SLOW=0`` lets times
+                    each time, where an effort takes no longer than ``CHEAP`` calls. One is made at once where a
+                    recording was dropped whose replays saved ``WORTH`` times what it took to make: what came before,
+                    as compiling in a watched run, says nothing of the next one. ``CAPTURE_DROP_SLOW=0`` lets times
                     decide nothing
 ``most``            2 ``max_recordings`` + ``FRUITLESS`` efforts that led to no replay; half of them, once they took
                     ``PATIENCE``. Once half of it is spent, a key is looked at when it comes again
@@ -34,6 +36,7 @@ Not under a lock: what two threads count at once may be counted once.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from typing import Any
 
@@ -47,6 +50,7 @@ PART = 0.25
 OFTEN = 3
 IN_TURN, NEAR = 10, 4
 CHEAP = 16
+WORTH = 2
 FRUITLESS = 8
 RECORDING = 0.25
 PATIENCE = 10_000.0  # milliseconds
@@ -111,6 +115,12 @@ class Budget:
     """Calls that were looked at since replays came last."""
     _recent: deque[int] = field(factory=lambda: deque(maxlen=IN_TURN))
     """Hashes of the keys that were looked at last."""
+    _lived: float = 0.0
+    """Replays of recordings that were dropped, less what efforts since then took, in replays that save as much."""
+    _before: int = 0
+    """Replays before the last effort."""
+    _making: float = math.inf
+    """Milliseconds that the last recording took."""
     _times: deque[float] = field(factory=lambda: deque(maxlen=5))
     _guess: float = 0.0
     _efforts: float = 0.0
@@ -207,6 +217,13 @@ class Budget:
         weight = RECORDING if kind == "recordings" else 1.0
         setattr(self.spent, kind, getattr(self.spent, kind) + 1)
         self.spent.ms += ms
+        if kind == "drops":
+            self._lived += self._replays - self._before
+        elif self._lived:
+            self._lived = max(0.0, self._lived - ms / (self.eager_ms * _SAVED)) if self.eager_ms else 0.0
+        if kind == "recordings":
+            self._making = ms
+        self._before = self._replays
         self._efforts, self._ms = self._efforts + weight, self._ms + ms
         if kind == "observations":
             self._guess = ms / _WATCHED
@@ -300,11 +317,15 @@ class Budget:
             return True
         if again >= OFTEN and hash(key) not in self._tried and self._is_frequent(key, IN_TURN):
             return True
-        if self._may_have_settled(hash(key), again):
+        if self._may_have_settled(hash(key), again) or self._was_worth_it():
             return True
         replays = self.counters.replays + self._inherited.replays
         calls = self.counters.body_runs + self.counters.replays + self._inherited.calls
         return self._ms <= (PART * calls + _SAVED * replays) * self.eager_ms
+
+    def _was_worth_it(self) -> bool:
+        """Whether replays of what was dropped saved enough that another recording is likely to do so, too."""
+        return self._lived * self.eager_ms * _SAVED >= WORTH * self._making
 
     def _may_have_settled(self, number: int, again: int) -> bool:
         """Whether all calls had this key for a while, and another effort is cheap."""

@@ -576,6 +576,25 @@ def test_one_key_alone_is_tried_again_as_it_may_settle(
     assert gaps == waits
 
 
+@pytest.mark.parametrize(("replays", "again"), [(40, True), (3, False)])
+def test_one_that_paid_is_made_again_at_once(account: budget_module.Budget, replays: int, again: bool) -> None:
+    """Watched runs that compiled something took seconds, which no replay pays back. That says nothing of a recording
+    which is dropped after many replays: the next one takes milliseconds."""
+    with config.patch(drop_slow=True):
+        for _ in range(4):
+            account.spend("observations", 2000.0, key=1)
+        account.ran_eagerly(9.0)
+        account.spend("recordings", 40.0, key=1)
+        account.counters.replays += replays
+        account.spend("drops", 0.0, key=1)
+        allowed = [account.allows(1)]
+        account.spend("observations", 100.0, key=1)
+        account.spend("recordings", 40.0, key=1)
+        account.spend("drops", 0.0, key=1)
+        allowed.append(account.allows(1))
+    assert allowed == [again, False]
+
+
 def test_keys_that_come_in_turn_are_not_waited_for(account: budget_module.Budget) -> None:
     account.most = 1000.0
     with config.patch(drop_slow=True):
