@@ -170,9 +170,9 @@ class _Walk(Commit):
             island = recording.island(number, leaves)
             keeps = self.keeps or number + 1 < len(node.reads)
             ran = None if island is None else self._run_island(island, node, keeps=keeps)
-            meeting = recording.meet(number, leaves) if island is None else ran
+            meeting = self._met(recording, number) if island is None else ran
             if meeting is None:
-                self.stopped = self._odd()
+                self.stopped = self._odd() if island is not None else Followed(ran=self.islands, raises=True)
                 return
             text = self._told(number, meeting)
             if text is None:
@@ -201,6 +201,16 @@ class _Walk(Commit):
         self.stopped = None
         self.is_last = True
         native.committed(recording.segment(number), (leaves,), bool)
+
+    def _met(self, recording: SegmentedRecording, number: int) -> Found | None:
+        """What the operator at a break gives; None if it raises and the engine cannot tell what ran before it: then
+        the body does all of it again and raises the error itself."""
+        try:
+            return recording.meet(number, self.leaves)
+        except Exception as error:
+            if is_interrupt(error) or self.was_stopped():
+                raise
+            return None
 
     def _give(self, node: Node, number: int) -> bool:
         """Put what follows from the read where the recording has it. One that goes on from another has none of that so

@@ -16,6 +16,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from capture import capture, mark_step_begin, recordings
+from capture.engines.cpu.segments import SegmentedTape
 from tests.support.regions import bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -208,6 +209,23 @@ def test_state_after_a_replay_that_raises(body: Callable[..., Any], raises: str)
     assert not any(finding.code == "CG905" for finding in recordings(run).findings)
     if raises != "often" and body not in (caught, caught_once):  # what a body does with an error follows from values
         assert recordings(run).replays >= 3
+
+
+def repeated(box: Box, x: Tensor, at: Tensor) -> Tensor:
+    """The operator that raises is the one that makes the host wait for values."""
+    box.sums.add_(x.sum(0))
+    box.last = box.sums * 2
+    rows = x[:3].repeat_interleave(5 - at, dim=0)
+    box.before = rows.sum()
+    return rows
+
+
+@pytest.mark.parametrize("told_apart", [True, False])
+def test_operators_at_a_break_that_raise(told_apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of graphs cannot tell what ran before: all that its graphs wrote is put back, and the body runs."""
+    if not told_apart:
+        monkeypatch.setattr(SegmentedTape, "was_stopped", lambda _: False)
+    test_state_after_a_replay_that_raises(repeated, "later")
 
 
 class Layers(nn.Module):
