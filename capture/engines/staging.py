@@ -145,7 +145,7 @@ class Staging:
             group.back = group.back and not written.isdisjoint(group.members)
 
     def leave_uncounted(self, positions: Set[int]) -> None:
-        """Positions that the body writes without counting it, see ``ObservedRun.uncounted_writes``."""
+        """Positions that the body does not count as written, see ``ObservedRun.uncounted_arguments``."""
         for single in self.singles:
             single.is_counted = single.position not in positions
         for group in self.groups:

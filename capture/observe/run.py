@@ -111,18 +111,19 @@ class ObservedRun:
         """``id`` of storages from outside that operators wrote without autograd's noticing, as through ``tensor.data``:
         no version counter of a tensor there moved, and none may in a replay."""
         written = {key for key, external in self.watch.trace.externals.items() if external.mutation is not None}
-        if not written:
-            return written
-        there = [each for each in self.versions if each[0].layout is torch.strided and not each[0].is_nested]
-        known = {id(tensor.untyped_storage()) for tensor, _ in there}
-        return (known & written) - {id(tensor.untyped_storage()) for tensor, was in there if tensor._version != was}
+        return written & self._uncounted() if written else written
 
-    def written_uncounted(self) -> set[int]:
-        """Positions of the arguments on such storages."""
-        if not (storages := self.uncounted_writes()):
-            return set()
+    def uncounted_arguments(self) -> set[int]:
+        """Positions of the arguments on whose memory no counter moved: a copy back must not move any. What stands for
+        an argument may lie in the engine's own memory, so that no write to it is one from outside."""
+        storages = self._uncounted()
         tensors = [(at, leaf) for at, (_, leaf) in enumerate(self.arguments) if isinstance(leaf, torch.Tensor)]
         return {at for at, leaf in tensors if leaf.layout is torch.strided and id(leaf.untyped_storage()) in storages}
+
+    def _uncounted(self) -> set[int]:
+        there = [each for each in self.versions if each[0].layout is torch.strided and not each[0].is_nested]
+        known = {id(tensor.untyped_storage()) for tensor, _ in there}
+        return known - {id(tensor.untyped_storage()) for tensor, was in there if tensor._version != was}
 
     def had(self, value: Any) -> bool:
         """Whether an argument, or Python state from before the run, is this very object."""

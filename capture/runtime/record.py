@@ -367,5 +367,5 @@ def _mutated(facts: Facts) -> set[str]:
 def _written(call: Call, positions: Sequence[int], recorded: Recorded, facts: Facts) -> tuple[int, ...]:
     """Those of the inputs whose version counters show that the body wrote them."""
     mutated, paths = _mutated(facts), [path for path, _ in call.paths()]
-    unseen = recorded.watched.written_uncounted() if recorded.watched is not None else set[int]()
+    unseen = recorded.watched.uncounted_arguments() if recorded.watched is not None else set[int]()
     return tuple(at for at in positions if paths[at] in mutated and at not in unseen)

@@ -84,3 +84,86 @@ def test_child_of_a_process_with_recordings(how: str) -> None:
     assert done.stdout.strip() == "fine"
     assert "CUDA warning" not in done.stderr, done.stderr
     assert "initialization error" not in done.stderr, done.stderr
+
+
+GARBAGE = """
+import gc, os, sys, torch
+from torch import nn
+from capture import capture
+
+device = torch.device("cuda")
+
+class Cycle:
+    pass
+
+def results(f, *made):
+    with torch.no_grad():
+        return [f(made[0](number)) for number in range(1, 9)]
+
+def inference():
+    f = capture(lambda x: torch.tanh(x) * 2)
+    return f, results(f, lambda number: torch.ones(5, device=device) * number)
+
+def of_the_host():
+    f = capture(lambda x: x.to(device, non_blocking=True) * 2)
+    return f, results(f, lambda number: torch.ones(1000) * number)
+
+def segments():
+    w = torch.ones(4, device=device)
+    def step(x):
+        w.mul_(0.9)
+        return x * 2 if x.sum().item() > 0 else x - w
+    f = capture(step)
+    return f, results(f, lambda number: torch.ones(4, device=device) * number)
+
+def draws():
+    f = capture(lambda x: x + torch.rand_like(x), rng="graphsafe")
+    return f, results(f, lambda number: torch.ones(4, device=device) * number)
+
+def region():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)).to(device)
+    f, kept = capture(net), []
+    for _ in range(6):
+        kept.append(f(torch.ones(3, 4, device=device)))
+        kept[-1].sum().backward()
+    return f, net, kept
+
+def whole_step():
+    net = nn.Linear(4, 4).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    def step(x):
+        optimizer.zero_grad()
+        loss = net(x).pow(2).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+    f = capture(step)
+    return f, [f(torch.ones(3, 4, device=device)) for _ in range(8)]
+
+torch.ones(1, device=device)
+gc.collect()
+gc.disable()
+cycle = Cycle()
+cycle.me, cycle.held = cycle, globals()[sys.argv[1]]()
+del cycle
+pid = os.fork()
+if pid == 0:
+    gc.collect()
+    os._exit(0)
+_, status = os.waitpid(pid, 0)
+assert os.waitstatus_to_exitcode(status) == 0, status
+assert gc.collect()
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("kind", ["inference", "of_the_host", "segments", "draws", "region", "whole_step"])
+def test_a_child_collects_what_its_parent_had_dropped(kind: str) -> None:
+    """Captured functions in cycles that nobody reaches: their graphs and pools stay the parent's. (torch itself ends a
+    child that collects a pinned tensor, an event, or a tensor that another stream used.)"""
+    environment = {**os.environ, "CAPTURE_CACHE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", GARBAGE, kind], env=environment, capture_output=True, text=True,
+        check=False, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "fine\n", done.stderr[-2000:]

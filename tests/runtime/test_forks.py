@@ -40,8 +40,10 @@ PATIENCE = 20.0  # seconds
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Inference on the CPU, which children can use beside any device; no plans on disk, no tree of another test. What
-    engines have changed for good by then counts as there before."""
+    engines have changed for good by then counts as there before. Garbage of other tests goes in this process: torch
+    ends a child that collects a pinned tensor or an event of its parent (``tests/gpu/test_forks.py``)."""
     thread_trees.forget_trees()
+    gc.collect()
     before.clear()
     before.update(attributes())
     with torch.no_grad(), torch.device("cpu"), config.patch(cache=False), warnings.catch_warnings():

@@ -132,7 +132,7 @@ class CpuBackend:
 
         def put_out() -> None:
             if call.watched is not None and call.watched.watch is recorder:
-                staged.staging.leave_uncounted(call.watched.written_uncounted())
+                staged.staging.leave_uncounted(call.watched.uncounted_arguments())
                 staged.copy_back(leaves, written=_written_positions(call.watched, inputs))
 
         call.put_out = None if undo else put_out

@@ -134,7 +134,7 @@ class CudaBackend:
             return Recorded(watched, None, None, failure, executed=False, stopped=stopped, transient=transient)
         for storage in staging.storages():
             pool.give_back(storage)
-        staging.leave_uncounted(watched.written_uncounted())
+        staging.leave_uncounted(watched.uncounted_arguments())
         if isinstance(recorder, VerifyingRecorder):
             return self._followed(pool, capture, recorder, staging, watched, inputs, undo=undo)
         described = describe(watched)
