@@ -18,6 +18,7 @@ from capture import CaptureWarning, capture, mark_step_begin, recordings, releas
 from capture.integrations.aoti import entry_point
 from capture.torch_private import aoti as private
 from tests.gpu.support import DEVICE, counts, healthy, needs_cuda, rand, same
+from tests.support.packages import skip_where_torch_crashes
 
 pytestmark = [needs_cuda, pytest.mark.skipif(private.runner_methods() is None, reason="this torch loads no packages")]
 WIDTH, LONGEST = 64, 128
@@ -58,6 +59,7 @@ def packed(module: nn.Module, path: Path, *example: Tensor, shapes: Any = None) 
         warnings.simplefilter("ignore")  # warnings of the compiler
         program = torch.export.export(module.to(DEVICE).eval(), example, dynamic_shapes=shapes)
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    skip_where_torch_crashes(path)
     return path
 
 

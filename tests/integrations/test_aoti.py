@@ -22,6 +22,7 @@ from capture.integrations.aoti import entry_point
 from capture.observe import aoti_packages
 from capture.torch_private import aoti as private
 from tests.gpu.support import same
+from tests.support.packages import skip_where_torch_crashes
 from tests.support.rows import fresh as fresh
 from tests.support.rows import rand
 
@@ -60,6 +61,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not path.exists():
             patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "cache"))
             compile_to(path)
+        skip_where_torch_crashes(path)
     return path
 
 
