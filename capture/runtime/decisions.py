@@ -255,7 +255,10 @@ class Decisions:
         """Note that more comes of these numbers than their answers."""
         own, at = self.own(values), self._first
         while own is not None and isinstance(at, _Asked):
-            answer = at.question.answer(own)
+            try:
+                answer = at.question.answer(own)
+            except (ArithmeticError, ValueError, TypeError):
+                return  # as it is
             following = at.after.get(answer)
             if not isinstance(following, _Asked):
                 at.after[answer] = False
@@ -576,7 +579,7 @@ class _Proof:
     compared: tuple[str, ...] = ()
     """See ``read_and_compared``."""
     is_open: bool = False
-    """No other numbers with the same answers were found, as of an infinite one."""
+    """No other numbers with the same answers were found, as of an infinite one, or Python raised an error for them."""
 
 
 def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int]) -> _Proof | None:
@@ -589,6 +592,8 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
         return None
     asked = {one: answer for one, answer in first.noting.questions.items() if not is_of_read(one)}
     computed = None if first.reads is None else first.reads.computed
+    if first.noting.has_raised and not asked:
+        return _Proof(asked, {}, is_enough=False, is_open=True)
     if not first.is_enough or not (asked or computed is not None):
         return _Proof(asked, {}, is_enough=False) if asked else None
     if first.reads is not None and first.reads.unplaced:
@@ -661,7 +666,7 @@ def _left_after_others(
     wanted = frozenset(read)
     variables: list[Variable] = [*range(len(own)), *[("read", number) for number in read]]
     before, left = dict(zip(variables, (*own, *read.values()), strict=True)), _not_told(first.noting)
-    may_give, gives = bool(read) and not first.noting.questions and _may_give(captured, call), False
+    may_give, gives = bool(read) and not first.noting.count_questions() and _may_give(captured, call), False
     for others in _like(first.noting, before):
         differing = {text for text, formula in left.items() if _differs(formula, before, others)}
         if left and not differing:
@@ -747,12 +752,8 @@ def _is_compared(text: str, read: Break) -> bool:
 
 def _not_told(noting: Noting) -> dict[str, Formula]:
     """Formulas, by text, whose value no answer fixes. C code might use them unnoticed, as an index."""
-    fixed = set[str]()
-    for question, answer in noting.questions.items():
-        is_equal = (question.operation, answer) in (("eq", True), ("ne", False), ("bool", False))
-        if question.operation == "value" or is_equal:
-            formulas = [operand for operand in question.operands if type(operand) is Formula]
-            fixed |= {formula.text() for formula in formulas} if len(formulas) == 1 else set()
+    told = [question.fixed(answer) for question, answer in noting.questions.items()]
+    fixed = {formula.text() for formula in told if formula is not None}
     return {text: formula for formula in noting.formulas.values() if (text := formula.text()) not in fixed}
 
 

@@ -46,6 +46,14 @@ ASKING: dict[str, Callable[..., Any]] = {
     "bool": bool, "value": operator.pos, "math.isfinite": math.isfinite, "math.isinf": math.isinf,
     "math.isnan": math.isnan,
 }  # fmt: skip
+_ERRORS = (ArithmeticError, ValueError)
+_NEVER_RAISE = frozenset(
+    {"add", "sub", "mul", "neg", "pos", "abs", "format", "str", "repr", "concat"}
+    | {f"math.{name}" for name in ("atan", "atan2", "copysign", "degrees", "erf", "erfc", "fabs", "radians", "tanh")}
+)
+"""Operations that compute something of any numbers, if they do of some. Only those of zeros divide by them."""
+_DIVIDE = frozenset({"truediv", "floordiv", "mod"})
+_EQUAL = frozenset({("eq", True), ("ne", False), ("bool", False)})
 _MOST = 256
 """Formulas of one run. A body that computes more numbers than that does not pass them on as they are."""
 _MOST_QUESTIONS = 32
@@ -73,6 +81,12 @@ class Formula:
         """Equal for equal formulas of any run."""
         return f"{self.operation}({', '.join(map(_text_of, self.operands))})"
 
+    def may_raise(self) -> bool:
+        """Whether the operation itself raises for other numbers."""
+        if not self.operation or self.operation in _NEVER_RAISE:
+            return False
+        return self.operation not in _DIVIDE or type(self.operands[1]) is Formula
+
     def origins(self) -> frozenset[Any]:
         """Positions of the numbers that it is made of, or what stands for them."""
         if not self.operation:
@@ -83,7 +97,8 @@ class Formula:
 @frozen
 class Question:
     """What Python code asks of numbers, such as ``step % 4 == 0``. ``operands``: formulas or numbers; ``text`` is equal
-    for equal questions."""
+    for equal questions. That an operation ``raises`` an error for some numbers is a question, too, as the body may
+    catch it: the name of the error is the answer."""
 
     operation: str
     operands: tuple[Any, ...] = field(eq=False)
@@ -95,7 +110,29 @@ class Question:
 
     def answer(self, numbers: Any) -> Any:
         """The answer for these numbers of a call. Raises what the operation raises."""
+        if self.operation == "raises":
+            return _error_of(self.operands[0], numbers)
         return ASKING[self.operation](*[_value_of(operand, numbers) for operand in self.operands])
+
+    def fixed(self, answer: Any) -> Formula | None:
+        """The formula whose value this answer tells."""
+        operands = self.operands
+        if self.operation == "raises":  # only zeros raise it where something is divided
+            operands = operands[0].operands[1:] if answer == "ZeroDivisionError" else ()
+            operands = operands if self.operands[0].operation in _DIVIDE else ()
+        elif (self.operation, answer) not in _EQUAL and self.operation != "value":
+            return None
+        formulas = [operand for operand in operands if type(operand) is Formula]
+        return formulas[0] if len(formulas) == 1 else None
+
+
+def _error_of(formula: Formula, numbers: Any) -> str:
+    """The name of the error that is raised; empty if none is."""
+    try:
+        formula.value(numbers)
+    except _ERRORS as error:
+        return type(error).__name__
+    return ""
 
 
 def _text_of(operand: Any) -> str:
@@ -129,6 +166,8 @@ class Noting:
     formulas: dict[Any, Formula] = field(factory=dict)
     asks: bool = False
     """Comparisons are kept as questions; else they count as reads."""
+    has_raised: bool = False
+    """An error was raised that is no answer, for this number: the body may have caught it."""
     keeps: bool = False
     """What is computed may be kept and returned, texts too (``formulas``)."""
     questions: dict[Question, Any] = field(factory=dict)
@@ -140,6 +179,8 @@ class Noting:
         formula = self.formulas.setdefault(key, formula)
         if len(self.formulas) > _MOST:
             self.is_read = True
+        if self.asks and formula.may_raise():
+            self.asked("raises", (formula,), "")
         kinds: dict[type, Any] = {float: NotedFloat, int: NotedInt, str: NotedText}
         number: Any = kinds[type(value)](value)
         number.noting, number.formula = self, formula
@@ -152,8 +193,15 @@ class Noting:
     def computed(self, operation: str, operands: Sequence[Any]) -> Any:
         """The result of arithmetic on noted and plain numbers."""
         plain = [plain_of(operand) for operand in operands]
-        result = _do(operation, plain)
         formula = Formula(operation, tuple(getattr(operand, "formula", operand) for operand in operands))
+        try:
+            result = _do(operation, plain)
+        except Exception as error:
+            if self.asks and isinstance(error, _ERRORS):
+                self.asked("raises", (formula,), type(error).__name__)
+            else:
+                self.is_read = self.has_raised = True
+            raise
         if operation in _TEXTS and self.keeps and type(result) in (str, float):
             return self.noted(result, formula)
         if self.asks and type(result) in _PLAIN and abs(result) < _LARGEST:
@@ -170,8 +218,12 @@ class Noting:
         given = tuple(getattr(operand, "formula", operand) for operand in operands)
         question = Question(operation, given, f"{operation}({', '.join(map(_text_of, given))})")
         self.questions.setdefault(question, answer)
-        self.is_read = self.is_read or len(self.questions) > _MOST_QUESTIONS
+        self.is_read = self.is_read or self.count_questions() > _MOST_QUESTIONS
         return answer
+
+    def count_questions(self) -> int:
+        """How often the body itself asks."""
+        return sum(question.operation != "raises" for question in self.questions)
 
 
 def _is_told_apart(operation: str, operands: Sequence[Any]) -> bool:
@@ -223,7 +275,11 @@ def _reading(kind: type, name: str) -> Callable[..., Any]:
     plain = getattr(kind, name)
 
     def method(self: Any, *args: Any) -> Any:
-        result = plain(self, *args)
+        try:
+            result = plain(self, *args)
+        except Exception:
+            self.noting.is_read = self.noting.has_raised = True
+            raise
         if self.noting.is_over:
             return result
         asked, are_numbers = name.strip("_"), all(type(value) in (*_PLAIN, *_KINDS) for value in args)

@@ -128,6 +128,8 @@ class Watched:
     formulas: tuple[Formula, ...]
     amounts: Mapping[int, int]
     """What the body added to numbers in Python state, by position."""
+    raising: tuple[Formula, ...] = ()
+    """Formulas for which Python raises an error for some numbers: the body may catch it, and do something else."""
     names_math: bool = False
     """Code that ran may have read a number unnoticed by functions of ``math``."""
 
@@ -239,7 +241,9 @@ def _noted(
     if any(number_of_place(call.binder.places, one.source) is not None for one in changed):
         return None  # the body itself puts another number there
     names_math = reads_in_c(watched.ran)
-    return Watched(facts.sequence, facts.scalars, tuple(noting.formulas.values()), amounts, names_math)
+    formulas = tuple(noting.formulas.values())
+    raising = tuple([formula for formula in formulas if formula.may_raise()])
+    return Watched(facts.sequence, facts.scalars, formulas, amounts, raising, names_math)
 
 
 def may_lift(entry: Entry) -> bool:
@@ -471,6 +475,8 @@ class Lifted:
         used = self.numbers.used
         try:
             call_numbers = own if self._is_plain else [self.watched.formulas[at].value(own) for at in used]
+            for formula in self.watched.raising:
+                formula.value(own)
         except (ArithmeticError, ValueError, TypeError):  # Python raises that again, in the body
             return None
         for number, value in enumerate(call_numbers):
