@@ -123,7 +123,10 @@ class Followed:
 class _Walk(Commit):
     """One replay, segment by segment."""
 
-    __slots__ = ("beside", "expressed", "given_to", "is_last", "is_lost", "islands", "keeps", "read", "stopped", "undo")
+    __slots__ = (
+        "beside", "expressed", "given_to", "is_last", "is_lost", "islands", "keeps", "raised_early", "read", "stopped",
+        "undo",
+    )  # fmt: skip
 
     def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
         super().__init__(captured, node, tree, values, leaves)
@@ -136,7 +139,7 @@ class _Walk(Commit):
             self.begin_state = torch.default_generator.get_state()
         self.stopped: Followed | None = None
         self.islands: list[Outcome] = []
-        self.is_lost = False
+        self.is_lost, self.raised_early = False, False
 
     def walk(self) -> None:
         """Run segments up to the last one, or until no recording goes on. Once an island has run, the call is completed
@@ -144,9 +147,18 @@ class _Walk(Commit):
         try:
             self._walk_without_grad()
         except BaseException as error:
+            if self._awaits_answers() and isinstance(error, Exception) and not is_interrupt(error):
+                self.stopped, self.raised_early = Followed(ran=self.islands, raises=True), True
+                return
             if not self.islands or self.is_last or self.was_stopped():
                 raise
             self.stopped = self._odd(error if is_interrupt(error) or not isinstance(error, Exception) else None)
+
+    def _awaits_answers(self) -> bool:
+        """Whether the body may have gone another way already: what it asks of numbers is told after the last read of
+        them. What an operator raises meanwhile may not be its error."""
+        computed = self.node.computed
+        return computed is not None and bool(computed.asked) and max(computed.taken) not in self.read
 
     def _odd(self, interrupt: BaseException | None = None) -> Followed:
         return Followed(ran=self.islands, is_odd=True, is_lost=self.is_lost, interrupt=interrupt)
@@ -313,7 +325,7 @@ class _Walk(Commit):
         """Complete a call that came to its last segment; put everything back otherwise."""
         if ended and self.is_last:
             return Followed(node=self.node, result=super().finish(ended), ran=self.islands)
-        if not self.was_stopped():
+        if self.raised_early or not self.was_stopped():
             self._put_back()
         return self.stopped
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import define, field
 from torch import Tensor
 
 from capture import capture, config, recordings
@@ -118,4 +119,65 @@ def test_refused_calls(body: Callable[..., Any], refused: Callable[[int], bool],
         seen, called = run(body, refused, verify=verify)
     assert seen == expected
     if body is not counts and refused is not most and verify == "off" and EXECUTES:
+        assert recordings(called).replays >= 12, recordings(called)
+
+
+@define(eq=False, slots=False)
+class _State:
+    w: Tensor = field(factory=lambda: torch.ones(4))
+    table: Tensor = field(factory=lambda: torch.arange(32.0).view(8, 4))
+    average: float = 0.0
+
+
+def _refuses_an_index(state: _State, x: Tensor) -> Tensor:
+    """The table has no row for what is refused."""
+    state.w.mul_(0.9)
+    if x.max().item() > 1.2:
+        raise Refused("large")
+    state.w.add_(1)
+    y = state.table[(x.max().ceil().long() * 4).view(1)] * 2
+    state.average = 0.9 * state.average + y.sum().item()
+    return y
+
+
+def _has_no_index(state: _State, x: Tensor) -> Any:
+    state.w.mul_(0.9)
+    largest = x.max().item()
+    if largest > 1.2:
+        return -x
+    state.w.add_(torch.randn(4))
+    y = state.table[(x.max().ceil().long() * 4).view(1)] * 2
+    state.average = 0.9 * state.average + y.sum().item()
+    return y, largest
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("verify", ["off", "always"])
+@pytest.mark.parametrize("body", [_refuses_an_index, _has_no_index])
+def test_operators_that_raise_behind_the_end(body: Callable[..., Any], verify: str) -> None:
+    """A replay learns after its last read of numbers that the body had ended before: another operator between the two
+    raises an error, which is none of the body's."""
+
+    def outcomes(**options: Any) -> tuple[list[Any], Any]:
+        torch.manual_seed(0)
+        state = _State()
+
+        def program(x: Tensor) -> Any:
+            return body(state, x)
+
+        called: Any = capture(program, **options) if options else program
+        seen = list[Any]()
+        for number in range(24):
+            x = x_of(number, 2, 3).clamp(-1, 1) * (1.9 if number > 8 and number % 4 == 0 else 0.5)
+            try:
+                result = bits(called(x))
+            except (Refused, IndexError) as error:
+                result = type(error), str(error)[:20], error.__context__
+            seen.append((result, bits(state.w), state.average, bits(torch.get_rng_state())))
+        return seen, called
+
+    expected, _ = outcomes()
+    seen, called = outcomes(verify=verify)
+    assert seen == expected
+    if EXECUTES:
         assert recordings(called).replays >= 12, recordings(called)
