@@ -15,6 +15,7 @@ from capture.key.pytree import PLAIN_TYPES
 from capture.key.tensor_meta import storage_of
 from capture.observe import host_values, islands, returned_value, source_location
 from capture.observe.operator_schema import read_text, traits
+from capture.observe.probes.printing import LeavesTraceError
 from capture.observe.returned_value import Kept
 from capture.observe.run_notes import RunNotes
 from capture.observe.trace import HandedOut
@@ -123,6 +124,8 @@ class BreakNotes(RunNotes):
         """The body calls a function that is to run eagerly in every replay. Gives its result."""
         if self.is_aside or self.fault is not None or self.looks_away:
             return islands.call(function, args, kwargs)
+        if self.is_tried and reach_of_step(function, args, kwargs) is None:
+            self.end_before_trace()
         before = IslandBegin(islands.name_of(function), source_location.user_location())
         with unseen():
             self.quietly(self.begin_island)(before, function, args, kwargs)
@@ -141,6 +144,11 @@ class BreakNotes(RunNotes):
             finally:
                 del outcome  # which has the error, and the error this frame
         return results[0]
+
+    def end_before_trace(self) -> None:
+        """The run is a try, and would now leave what cannot be undone, such as a line of text."""
+        self.left_trace = True
+        raise LeavesTraceError
 
     def perform_island(
         self, begin: IslandBegin, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -34,7 +34,7 @@ from capture.observe.probes.host_reads import (
     own_autocast_cache,
 )
 from capture.observe.probes.metadata_reads import stand_ins, unkeyed_reads
-from capture.observe.probes.printing import printing
+from capture.observe.probes.printing import printing, telling
 from capture.observe.run_notes import SEEDING
 from capture.observe.trace import RunTrace
 from capture.state import body_run, diff, effects, snapshot
@@ -225,7 +225,7 @@ def _run_watched(
             around.enter_context(own_autocast_cache(quietly(watched.keep_casts)))
             note_sync, exported, form = quietly(watch.note_sync), quietly(watch.note_export), quietly(watch.note_form)
             around.enter_context(host_reads(note_sync, watch.read_on_host, exported, quietly(watch.note_resized)))
-            around.enter_context(printing(watch.thread, run_island))
+            around.enter_context(_saying(call, watch))
             around.enter_context(call.optimizers.steps_apart(run_island))
             watch.at_islands = _AtIslands(watched)
             around.enter_context(unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs))
@@ -258,6 +258,14 @@ def _run_watched(
     watched.once = arranged() or ("it was compiled" if graphs_compiled() > compiled else "")
     watched.once = watched.once or ("the process is a child that was forked in it" if watch.looks_away else "")
     return watched
+
+
+@contextlib.contextmanager
+def _saying(call: Call, watch: ObserveMode) -> Iterator[None]:
+    """What goes around a body that may write lines of text."""
+    tells = telling(watch.thread, watch.end_before_trace) if call.is_tried else contextlib.nullcontext()
+    with printing(watch.thread, run_island), tells:
+        yield
 
 
 def _formulas_of(call: Call) -> contextlib.AbstractContextManager[Any]:
@@ -458,7 +466,7 @@ def _tensors_before(watched: ObservedRun) -> set[int]:
 @unseen
 def _give_arrays(watch: ObserveMode, call: Call, values: tuple[Any, ...]) -> None:
     watch.arrays_given, watch.formulas = array_inputs.given(call.binder, values), call.formulas
-    watch.array_arguments = array_inputs.reaches(values)
+    watch.array_arguments, watch.is_tried = array_inputs.reaches(values), call.is_tried
 
 
 @unseen

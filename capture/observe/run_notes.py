@@ -63,6 +63,10 @@ class RunNotes(HigherOrderMode):
         """What runs is no part of the body."""
         self.arrays_given: list[torch.Tensor] = []
         """Tensors that the body got as arrays."""
+        self.is_tried = False
+        """See ``Call.is_tried``."""
+        self.left_trace = False
+        """It was about to leave what cannot be undone."""
         self.formulas: Any = None
         """See ``Call.formulas``."""
         self.array_arguments: list[tuple[int, int]] = []

@@ -607,6 +607,7 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
     added, others = Decisions(decisions.positions, decisions.kinds), read_and_compared(first.facts)
     added.learn(_Proof(asked, first.amounts, is_enough=True, computed=computed, changed=first.changed))
     plainly = evolve(call)
+    plainly.is_tried = True
     plainly.amounts, plainly.formulas = added.amounts(plainly), added.formulas(plainly.values)
     plain = watched_with(captured, plainly, {})[1].facts
     expected = first.facts
@@ -702,7 +703,7 @@ def _seen(
     with_notes = evolve(call, values=with_numbers(call.values, positions, noting.begin(numbers)))
     amounts = dict[int, int]()
     with_notes.amounts = noted_amounts(with_notes, noting, numbers, positions, amounts)
-    with_notes.formulas = reads
+    with_notes.formulas, with_notes.is_tried = reads, True
     run = functools.partial(watched_with, captured, with_notes, dict(zip(positions, numbers, strict=True)))
     notes_math = reads is not None and is_alone
     watched, described = noting_math(noting, run) if notes_math else run()
@@ -718,7 +719,7 @@ def _seen(
         left += [change.after for change in watched.changed if change.amount is None]
     others = others or (reads is not None and facts.calls_foreign)
     others = others or (reads is not None and asks_for_classes(watched.ran))
-    others = others or any(map(holds_noted, left)) or (reads is not None and reads.is_lost)
+    others = others or any(map(holds_noted, left)) or watched.watch.left_trace or (reads is not None and reads.is_lost)
     changed = [number_of_place(call.binder.places, change.source) for change in watched.changed]
     return _Seen(facts, noting, not others, amounts, reads, frozenset([at for at in changed if at is not None]))
 

@@ -58,6 +58,8 @@ class Call:
     proven; None for every other change."""
     changes: Callable[[tuple[str, ...]], frozenset[int]] = _no_changes
     """For what a run read: the places among those that count as arguments which such runs were seen to change."""
+    is_tried: bool = False
+    """The run is a try that nobody may notice: it ends where it would leave what cannot be undone (``printing``)."""
     formulas: Any = None
     """What is known of numbers that the run computes of others (``observe.computed.Formulas``)."""
     undo: Any = None
