@@ -305,7 +305,7 @@ def _layout(leaves: Sequence[Leaf]) -> tuple[tuple[int, ...], tuple[int, ...], t
 def _modes(here: Here, device: str) -> Any:
     """The modes of this thread and the settings now, for the C module; None where it does not compare all of them."""
     settings, kept = config.current(), here.modes.get(device)
-    if kept is None or kept[0] is not settings or (kept[1] is not None and not kept[1]()):
+    if kept is None or kept[0] is not settings or kept[1] is None or not kept[1]():
         plain = not settings.poison and settings.verify == "off"
         made = modes_like_now(device, [(config.current, (), settings)]) if plain else None
         kept = here.modes[device] = settings, made

@@ -183,6 +183,27 @@ def test_a_device_context_between_calls(way: str) -> None:
     assert recordings(mine).eager_calls == 0
 
 
+def test_a_device_context_inside_a_default_device() -> None:
+    """Two such modes are not compared in C. After the block calls take the fast way again, and so do new functions."""
+    before, x = torch.get_default_device(), torch.randn(4, device=DEVICE)
+    torch.set_default_device(DEVICE)
+    try:
+        mine, other = capture(lambda x: x * 2), capture(lambda x: x * 3)
+        with torch.no_grad():
+            with torch.device("cpu"):
+                for _ in range(4):
+                    assert torch.equal(mine(x), x * 2)
+            with torch.device(DEVICE):
+                for _ in range(4):
+                    assert torch.equal(mine(x), x * 2)
+            for function, factor in ((mine, 2), (other, 3)):
+                for _ in range(4):
+                    assert torch.equal(function(x), x * factor)
+                assert goes_straight(function, x)
+    finally:
+        torch.set_default_device(before if DEVICE.type != "cpu" else None)
+
+
 def test_a_thread_that_comes_after_another_one_is_not_taken_for_it() -> None:
     """The system gives the same number to threads that follow each other."""
     modes: list[Any] = []
