@@ -74,6 +74,10 @@ class Computed:
         asked = [(question.text, answer) for question, answer in self.asked]
         return self.reads, self.taken, texts, asked, [one.text() for one in self.given]
 
+    def is_any(self) -> bool:
+        """Whether there is a formula of something that the run left."""
+        return bool(self.effects or self.outputs)
+
     def has(self, position: int, path: str) -> bool:
         """Whether a formula has the number at this position among those of a call, or gives the one in its place."""
         formulas = (*self.effects.values(), *self.outputs.values())
@@ -175,6 +179,40 @@ class Known:
             if is_read and one.is_of(left, {**self.numbers, **_read(watched, one)}) and not unplaced(watched, one):
                 return one
         return None
+
+    def plain(self, value: Any) -> Any:
+        """See ``Formulas``."""
+        return value
+
+
+@frozen(eq=False)
+class KnownOf:
+    """As ``Known``, for formulas of which each has its own positions among the values of a call."""
+
+    candidates: Sequence[Computed]
+    values: Sequence[Any]
+
+    @property
+    def numbers(self) -> Mapping[Variable, Any]:
+        """None are hidden: what operators got is compared."""
+        return {}
+
+    def takes(self, reads: Sequence[str]) -> bool:
+        """See ``Formulas``."""
+        return False
+
+    def has(self, position: int, path: str) -> bool:
+        """See ``Formulas``."""
+        return any(one.has(position, path) for one in self.candidates)
+
+    def around(self) -> AbstractContextManager[Any]:
+        """See ``Formulas``."""
+        return contextlib.nullcontext()
+
+    def found(self, watched: ObservedRun, left: Left) -> Computed | None:
+        """See ``Formulas``."""
+        each = (Known((one,), one.numbers(self.values, {})).found(watched, left) for one in self.candidates)
+        return next((one for one in each if one is not None), None)
 
     def plain(self, value: Any) -> Any:
         """See ``Formulas``."""

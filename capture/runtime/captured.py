@@ -32,6 +32,7 @@ from capture.key.modes import Here
 from capture.key.signature import Binder, Key, Leaf, Leaves, key_of, make_binder, module_key, sees_form, signature_of
 from capture.native import seen
 from capture.observe import source_location
+from capture.observe.computed import Computed, KnownOf
 from capture.runtime.buckets import Sizes
 from capture.runtime.budget import Budget, most_efforts
 from capture.runtime.entry import Entry, Family
@@ -168,6 +169,8 @@ class Captured:
     """Paths of numbers in Python state that the body reads."""
     added: list[tuple[InputPlace, int]] = field(factory=list, init=False)
     """Numbers in Python state that are inputs, and what the body adds to them in each call."""
+    computed: list[Computed] = field(factory=list, init=False)
+    """Formulas of what the body leaves of numbers that recordings take in each call."""
     lifts_left: int = field(default=MOST_LIFTS, init=False)
     """How many more attempts may be made at such a recording."""
     decisions: Any = field(default=None, init=False)
@@ -271,6 +274,11 @@ class Captured:
         places, missing = self.binder.places, len(self.binder.names) - len(values)
         return (*values, *[place.read() for place in places[len(places) - missing :]]) if missing else values
 
+    def note_computed(self, computed: Computed | None) -> None:
+        """Have runs from now on tell by these formulas what they leave."""
+        if computed is not None and all(one.text() != computed.text() for one in self.computed):
+            self.computed.append(computed)
+
     def own_values(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The caller's, for those that a fast path was found by."""
         return self.under_way.get(threading.get_ident(), values) if self.under_way else values
@@ -316,6 +324,8 @@ class Captured:
             call.changes = functools.partial(self.decisions.changes, values)
         is_whole = self.decisions is not None and (entry is None or entry.region is None)
         call.formulas = self.decisions.formulas(values) if is_whole else None
+        if call.formulas is None and self.computed and (entry is None or entry.region is None):
+            call.formulas = KnownOf(tuple(self.computed), values)
         call.amounts = either(by_answers, amounts_of(self.added) if self.added else None)
         return call
 

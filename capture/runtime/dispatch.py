@@ -324,9 +324,9 @@ def _prepare(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf
     if is_cold:
         if captured.hopeless is not None or not captured.budget.allows(entry.key):
             return done(run_without_key(captured, entry, bound))
-        if captured.decisions is not None:
+        if captured.decisions is not None or captured.computed:
             entry.trusts_store = False  # a watched run has to show what comes of numbers
-            if captured.decisions.forbids(values):
+            if captured.decisions is not None and captured.decisions.forbids(values):
                 return done(run_eagerly(captured, bound, "a number counts for more than a choice of ways"))
         phase = load(captured, entry, leaves)
         if phase == "cold":

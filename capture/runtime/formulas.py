@@ -6,6 +6,8 @@ values that it reads and the numbers that are in Python state then. That is righ
 the value, which runs with noted numbers show (``decisions``): ``item()`` gives them a number that notes its uses, in
 one run the value that was read and in others another one. Each leaf of the result, and each place in Python state, that
 holds such a number has its formula; a comparison, an index or C code that takes the value ends the proof.
+
+Nothing need be read: where operators get such numbers (``numbers``), formulas tell what the body leaves of them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -95,7 +97,7 @@ class NotedReads:
     def around(self) -> Iterator[None]:
         """Have ``item()`` give noted numbers to the body."""
         try:
-            with read_as(self.wanted.__contains__, self._noted):
+            with read_as(self.wanted.__contains__, self._noted) if self.wanted else nullcontext():
                 yield
         finally:
             self.noting.is_over = True

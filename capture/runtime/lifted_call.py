@@ -15,7 +15,7 @@ from capture.core import forks
 from capture.core.config import current as current_config
 from capture.engines.base import LiftedNumbers, Move, Number, NumbersToLift, Recording
 from capture.guards.guard import OVERLAPS
-from capture.key.input_places import with_places
+from capture.key.input_places import InputPlace, with_places
 from capture.key.modes import Here
 from capture.key.signature import Leaf, Leaves
 from capture.native import MISS
@@ -29,6 +29,7 @@ from capture.runtime.checked_replay import verifies
 from capture.runtime.eager_call import is_measured, measure_body
 from capture.runtime.entry import Entry
 from capture.runtime.fast_path import Shortcuts
+from capture.runtime.formulas import place_of
 from capture.runtime.inputs import generators_of
 from capture.runtime.matching import fitting
 from capture.runtime.noted_runs import holding
@@ -47,6 +48,7 @@ from capture.tree.tree import Tree
 
 _lifting = forks.lock()
 _MOST_PLACES = 16  # that are read in each call
+_MOST_ROUNDS = 4  # in which further places become arguments
 _MOST_LIFTED = 15  # recordings of one function: for its shapes, modes and threads
 
 
@@ -101,18 +103,19 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     changing = numbers.changing_places(captured, entry)
     if changing is None or not captured.read_numbers.isdisjoint(place.path for place in changing.places):
         return False
-    places = changing.places
     run = BodyRun()
     try:
-        watched = body_run.during(run, _are_lifted, (captured, bound, changing))
+        found = body_run.during(run, _are_lifted, (captured, bound, changing))
     except Exception as error:
         if run.error is not error:
             raise
-        watched = None
-    if watched is None:
-        captured.read_numbers.update(one.path for one in places)
+        found = None
+    if found is None:
+        captured.read_numbers.update(one.path for one in changing.places)
         return False
+    places, watched = found
     captured.take_inputs(places)
+    captured.note_computed(watched.computed)
     captured.optimizers.follow(place.read for place in places)
     captured.added += [(places[at - len(bound.values)], amount) for at, amount in watched.amounts.items()]
     paths = ", ".join([one.path for one in places])
@@ -123,13 +126,25 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     return True
 
 
-def _are_lifted(captured: Captured, bound: Call, changing: numbers.Changing) -> numbers.Watched | None:
-    """What a run with them as arguments showed, if only operators get them."""
-    own = [one.read() for one in changing.places]
-    call = captured.call((*bound.values, *own), bound.leaves)
-    call.binder = with_places(call.binder, changing.places)
-    watched = numbers.noted_run(captured, call, range(len(bound.values), len(call.values)))
-    return watched if watched is not None and changing.follow(watched, own) else None
+def _are_lifted(
+    captured: Captured, bound: Call, changing: numbers.Changing
+) -> tuple[list[InputPlace], numbers.Watched] | None:  # fmt: skip
+    """What a run with them as arguments showed, if only operators get them, and the body leaves what follows from them.
+    Where that is the number in a further place, this becomes an argument, too."""
+    own, places = [one.read() for one in changing.places], [*changing.places]
+    for _ in range(_MOST_ROUNDS):
+        call = captured.call((*bound.values, *[one.read() for one in places]), bound.leaves)
+        call.binder = with_places(call.binder, places)
+        watched = numbers.noted_run(captured, call, range(len(bound.values), len(call.values)))
+        if watched is None or not watched.unplaced:
+            break
+        more = [place_of(change) for change in watched.unplaced]
+        places += [place for place in more if place is not None]
+        if None in more or len(captured.binder.places) + len(places) > _MOST_PLACES:
+            return None
+    if watched is None or watched.unplaced:
+        return None
+    return (places, watched) if len(places) > len(own) or changing.follow(watched, own) else None
 
 
 def _lifted(
@@ -142,11 +157,14 @@ def _lifted(
         return None
     captured.decisions_left = 0  # nothing asks them anything
     now, then = [bound.values[at] for at in positions], [numbers.number_of(twin.key[1][at]) for at in positions]
+    captured.note_computed(watched.computed)
     node, twin_node = (
         _node_at_root(captured, each, numbers.with_numbers(bound.values, positions, own), bound.leaves, tree)
         for each, own in ((entry, now), (twin, then))
     )
     if node is None or twin_node is None or entry.facts is None or entry.facts.sequence != watched.sequence:
+        return None
+    if any(_left(one) != watched.left() for one in (node, twin_node)):
         return None
     assert twin_node.recording is not None
     assert node.recording is not None
@@ -200,8 +218,17 @@ def _found(
     if isinstance(numbers_or_reason, str):
         return numbers_or_reason
     reached = frozenset[int]().union(*(watched.formulas[at].origins() for at in numbers_or_reason.used))
-    counted = {number for number, at in enumerate(positions) if at in watched.amounts}  # what it is for may be later
+    counted = {  # what it is for may be later
+        number for number, at in enumerate(positions)
+        if at in watched.amounts
+        or (watched.computed is not None and watched.computed.has(at, captured.binder.names[at].strip("<>")))
+    }  # fmt: skip
     return numbers_or_reason if len(reached | counted) == len(now) else "a number reaches no operator"
+
+
+def _left(node: Node) -> Any:
+    """As ``Watched.left``, of a recording."""
+    return None if node.computed is None or not node.computed.is_any() else node.computed.text()
 
 
 def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf], tree: Tree) -> Node | None:

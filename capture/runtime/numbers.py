@@ -7,6 +7,8 @@ the engine has them. That is found out, not declared, when a second value comes:
 * the body runs with a number that notes what Python code does with it (``noted_numbers``): a comparison, a text of it
   and all else that reads it keep it in the key, as do functions in C that would read it unnoticed (but for ``math``:
   ``noted_math``). For a whole number, which may be an index or a length, it runs again, with one that is none;
+* what the body leaves in Python state, or returns, of such a number has a formula (``formulas``), which a replay
+  computes again: ``self.t += self.dt``;
 * recordings differ in these numbers alone (``engines.cpu.lifting``, ``engines.cuda.lifting``);
 * a replay with other numbers put there equals the body, bit for bit: in the first such call, and in the fourth,
   sixteenth ... one.
@@ -30,19 +32,20 @@ from typing_extensions import override
 
 from capture.core.facts import Facts
 from capture.engines.base import LiftedNumbers, Number
-from capture.key import pytree
 from capture.key.exact import float_of
 from capture.key.input_places import InputPlace, number_place
 from capture.key.modes import Here
 from capture.key.name_uses import updated_names
 from capture.key.packages import package_of
 from capture.native import MISS
-from capture.observe.computed import same
+from capture.observe.computed import Computed, same
 from capture.observe.returned_value import go_one_way
+from capture.observe.run import ObservedRun
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry, Family
 from capture.runtime.fast_path import GoesOn, Shortcuts
+from capture.runtime.formulas import NotedReads, asks_for_classes
 from capture.runtime.noted_math import noting_math
 from capture.runtime.noted_numbers import Formula, Noting, holds_noted
 from capture.runtime.noted_runs import noted_amounts, watched_with
@@ -53,6 +56,7 @@ from capture.state.amounts import number_of_place
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
 from capture.state.effects import uses_of_names
+from capture.state.snapshot import Change
 from capture.torch_private.threads import others_may_run
 from capture.tree.node import Node
 from capture.tree.tree import Tree
@@ -132,6 +136,10 @@ class Watched:
     """Formulas for which Python raises an error for some numbers: the body may catch it, and do something else."""
     names_math: bool = False
     """Code that ran may have read a number unnoticed by functions of ``math``."""
+    computed: Computed | None = None
+    """Formulas of what the body left in Python state, and of its result, where it has any."""
+    unplaced: Sequence[Change] = ()
+    """Changes of places that have to be arguments of the call for that."""
 
     def values(self, own: Sequence[Number]) -> list[Number] | None:
         """All numbers that the body computes of its own; None where Python cannot."""
@@ -139,6 +147,10 @@ class Watched:
             return [formula.value(own) for formula in self.formulas]
         except (ArithmeticError, ValueError, TypeError):
             return None
+
+    def left(self) -> Any:
+        """Equal where two runs left what follows from their numbers in the same way."""
+        return None if self.computed is None else self.computed.text()
 
     def agrees(
         self, own: Sequence[Number], others: Sequence[Number], sequence: Sequence[str],
@@ -182,7 +194,7 @@ def _agrees(
         if run is None or run.error is not error:
             raise
         return False  # the body takes no such numbers
-    if second is None or second.amounts != watched.amounts:
+    if second is None or second.amounts != watched.amounts or second.left() != watched.left():
         return False
     return watched.agrees(own, others, second.sequence, second.scalars)
 
@@ -195,6 +207,8 @@ def _noted_as_floats(
     run. What that shows has to be so with whole numbers, too."""
     floats = _noted(captured, call, positions, own, as_floats=True)
     if floats is None or floats.sequence != first.sequence or floats.amounts != first.amounts:
+        return None
+    if floats.left() != first.left():
         return None
     both = evolve(first, formulas=(*first.formulas, *floats.formulas))
     others = [one + _UNLIKELY * (at + 1) if type(one) is int else one for at, one in enumerate(own)]
@@ -226,24 +240,38 @@ def _noted(
     given = [float(one) for one in own] if as_floats else own
     noted = evolve(call, values=with_numbers(call.values, positions, noting.begin(given)))
     noted.amounts = noted_amounts(noted, noting, own, positions, amounts)
+    noted.formulas = reads = NotedReads(noting, frozenset(), tuple(positions))
     run = functools.partial(watched_with, captured, noted, dict(zip(positions, given, strict=True)))
     watched, described = run() if others_may_run() else noting_math(noting, run)
-    facts, results = described.facts, [leaf for _, leaf in pytree.result_leaves(watched.result)]
+    facts = described.facts
     follows = not all(sync.is_compared for sync in facts.host_syncs) or not go_one_way(facts.reads)
     follows = follows or not all(island.is_undoable for island in facts.islands)
     if noting.is_read or facts.gradients or follows:
         return None
     if reads_in_c(watched.ran, but=None if others_may_run() else math):
         return None
-    changed = [one for one in watched.changed if one.amount is None]
-    if any(map(holds_noted, results)) or any(holds_noted(one.after) for one in changed):
+    left = [leaf.value for several in described.effects for leaf in several.leaves]
+    left += [leaf.value for leaf in described.outputs]
+    if reads.is_lost or any(map(holds_noted, left)):
         return None  # a replay would give or leave the number that was recorded
+    computed = reads.computed if reads.computed is not None and reads.computed.is_any() else None
+    if computed is not None and not _only_computes(facts, watched):
+        return None
+    changed = [one for one in watched.changed if one.amount is None and not one.is_read_anew]
     if any(number_of_place(call.binder.places, one.source) is not None for one in changed):
         return None  # the body itself puts another number there
     names_math = reads_in_c(watched.ran)
     formulas = tuple(noting.formulas.values())
     raising = tuple([formula for formula in formulas if formula.may_raise()])
-    return Watched(facts.sequence, facts.scalars, formulas, amounts, raising, names_math)
+    unplaced = () if computed is None else reads.unplaced
+    return Watched(facts.sequence, facts.scalars, formulas, amounts, raising, names_math, computed, unplaced)
+
+
+def _only_computes(facts: Facts, watched: ObservedRun) -> bool:
+    """Whether a run that leaves what formulas give does nothing else that a number may have a part in."""
+    kinds = {effect.kind for effect in facts.effects}
+    is_told = not facts.calls_foreign and not asks_for_classes(watched.ran)
+    return is_told and kinds.isdisjoint(("python", "container", "call"))
 
 
 def may_lift(entry: Entry) -> bool:
@@ -311,7 +339,7 @@ def changing_places(captured: Captured, entry: Entry) -> Changing | None:
             found = _differing_places(captured, entry.key, candidate.key)
             if found:
                 places, then = zip(*found, strict=True)
-                if sets_anew(candidate, places):
+                if candidate.facts.calls_foreign and sets_anew(candidate, places):
                     return None
                 return Changing(places, then, candidate.facts)
     return None

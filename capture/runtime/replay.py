@@ -165,7 +165,17 @@ def replay(
     assert recording is not None
     commit = Commit(captured, node, tree, values, leaves)
     commit.resumes = resumes
+    if node.computed is not None:
+        commit.read_values = computed_by(node, values)
     return commit.run(recording.replay, (leaves,), run)
+
+
+def computed_by(node: Node, values: tuple[Any, ...]) -> Mapping[Any, Any]:
+    """What a recording without reads leaves of the numbers of a call, by formula, before anything is left. That Python
+    can compute it was found out when its numbers were taken."""
+    assert node.outputs is not None
+    numbers = node.computed.numbers(values, {})
+    return {formula: formula.value(numbers) for _, formula in node.outputs.reads if hasattr(formula, "value")}
 
 
 def _resumed(captured: Captured, call: Call, watch: Any, error: BaseException, run: BodyRun | None) -> Any:
