@@ -17,6 +17,7 @@ from attrs import frozen
 from capture.key.code_names import MISSING
 from capture.key.packages import is_library, package_of
 from capture.state.source import Source, SourceKind
+from capture.torch_private.dynamo import installed_by_compiler
 
 _HEAP = 1 << 9  # a class made by a ``class`` statement
 _OWN = ("capture", "pytest", "_pytest", "builtins", "__builtin__")
@@ -56,7 +57,7 @@ class Namespace:
         before = dict(zip(self.names, self.values, strict=True))
         for name in {**before, **now}:
             old, new = before.get(name, MISSING), now.get(name, MISSING)
-            if old is not new and counts(name):
+            if old is not new and counts(name) and not (old is MISSING and installed_by_compiler(now, name)):
                 yield self.place(name), old, new
 
 

@@ -8,7 +8,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from capture.torch_private.monkeypatch import replaced
@@ -104,6 +104,19 @@ def graphs_compiled() -> int:
     one like any other."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return int(counters.get("stats", {}).get("unique_graphs", 0))
+
+
+def installed_by_compiler(scope: Mapping[str, Any], name: str) -> bool:
+    """Whether Dynamo put this name among the globals in ``scope``: the code that it generated needs it, for as long as
+    it is there. Modules it never takes back, of the others it keeps a list. Without that none is known, and the name
+    counts as the body's own."""
+    if name.startswith(MODULE_PREFIX) and isinstance(scope.get(name), types.ModuleType):
+        return True
+    manager: Any = getattr(sys.modules.get("torch._dynamo.utils"), "CleanupManager", None)
+    try:
+        return any(one.scope is scope and one.name == name for ones in manager.instance.values.values() for one in ones)
+    except (AttributeError, TypeError, RuntimeError):
+        return False
 
 
 def hide_from_compiler() -> None:

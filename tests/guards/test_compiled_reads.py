@@ -19,7 +19,7 @@ from attrs import define, field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import CaptureWarning, capture, recordings
+from capture import CaptureWarning, capture, recordings, warmup
 from tests.support.rows import rand
 
 
@@ -303,3 +303,22 @@ def test_a_part_whose_guards_torch_does_not_show_is_eager(monkeypatch: pytest.Mo
         captured(rand(2, 3, seed=1))
     captured(rand(2, 3, seed=2))
     assert recordings(captured).replays == 0
+
+
+@torch.compile(backend="eager")
+def compiled_here(x: Tensor) -> Tensor:
+    return x * 2 + SHIFT
+
+
+SHIFT = 1.0
+
+
+def test_what_the_compiler_puts_among_globals_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that leaves no trace compiles: the code that Dynamo made then needs its names in later calls, too."""
+    mine, x = capture(lambda x: compiled_here(x) + 1), torch.ones(3)
+    with torch.no_grad():
+        for number in range(3):
+            warmup(mine)(x)
+            assert torch.equal(compiled_here(x), x * 2 + SHIFT)
+            assert torch.equal(mine(x), x * 2 + SHIFT + 1)
+            monkeypatch.setitem(globals(), "SHIFT", number + 2.5)
