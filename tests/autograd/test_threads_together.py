@@ -155,9 +155,7 @@ def test_all_at_once() -> None:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(work, range(number * THREADS, (number + 1) * THREADS)))
     for _ in range(4):  # threads that run beside each other may have come to no replay: they wait for no other
-        for use in (shared.inference, shared.region):
-            if not use():
-                wrong.append(f"{use.__name__}, after the threads")
+        wrong += [use.__name__ for use in (shared.inference, shared.region) if not use()]
     assert wrong == []
     assert recordings(shared.function).replays > 0
     assert recordings(shared.ours).replays > 0
