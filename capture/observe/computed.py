@@ -8,6 +8,7 @@ formula gives, bit for bit; else the reads are compared like any other.
 from __future__ import annotations
 
 import contextlib
+import functools
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -50,6 +51,9 @@ class Question(Protocol):
     def text(self) -> str:
         """Equal for equal questions."""
 
+    def origins(self) -> frozenset[Any]:
+        """The numbers that it is about."""
+
     def answer(self, numbers: Mapping[Variable, Any]) -> Any:
         """The answer. Raises what Python raises."""
 
@@ -84,6 +88,25 @@ class Computed:
         origins = [at for one in formulas for at in one.origins() if isinstance(at, int)]
         below = {one.partition(".")[2] for one in self.effects}  # the name of the first object may be another one there
         return path.partition(".")[2] in below or any(self.positions[at] == position for at in origins)
+
+    @functools.cached_property
+    def last_needed(self) -> tuple[int, ...]:
+        """For each question the last read that it is about; -1 where it is about none."""
+        origins = [[one[1] for one in question.origins() if isinstance(one, tuple)] for question, _ in self.asked]
+        return tuple([max(numbers, default=-1) for numbers in origins])
+
+    def told_at(self, number: int, numbers: Mapping[Variable, Any]) -> str | None:
+        """What a run with these numbers, which is none of these runs, answers to the questions that the read at
+        ``number`` decides; None where the answers are those of these runs."""
+        asked = [one for one, last in zip(self.asked, self.last_needed, strict=True) if last == number]
+        try:
+            answers = [question.answer(numbers) for question, _ in asked]
+        except (ArithmeticError, ValueError, TypeError) as error:
+            return f"{ASKED}{type(error).__name__}"
+        if answers == [answer for _, answer in asked]:
+            return None
+        told = [f"{question.text}: {answer}" for (question, _), answer in zip(asked, answers, strict=True)]
+        return ASKED + "; ".join(told)
 
     def branch(self, answers: Sequence[Any] | None = None) -> tuple[str, ...]:
         """The reads, as ``Facts.reads`` has them: the last one that is taken tells the answers, or ``answers``. It

@@ -18,7 +18,7 @@ A read that gives another value in call after call, such as a loss for the log, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -33,9 +33,10 @@ from capture.engines.undo import Undo
 from capture.guards.recording_guard import changes_of_state
 from capture.key.signature import Leaf
 from capture.native import native
+from capture.observe.computed import Computed
 from capture.observe.islands import Outcome, answer, perform, settle
 from capture.observe.operator_schema import read_text
-from capture.observe.returned_value import RETURNED, AsReturned, as_returned
+from capture.observe.returned_value import ASKED, RETURNED, AsReturned, as_returned
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.noted_numbers import Formula
@@ -190,11 +191,13 @@ class _Walk(Commit):
             if text is None:
                 self.stopped = Followed(ran=self.islands, raises=True)
                 return
+            if text == node.reads[number]:
+                text = self._left_way(node, number) or text
             if text != node.reads[number]:
                 reads = (*node.reads[:number], text)
-                moved, joined = _other(node, self.tree, reads, leaves)
+                moved, joined = _other(node, self.tree, self._is_on_way(reads), leaves)
                 if joined is None:
-                    self.stopped = Followed(reads=reads, moved=moved, ran=self.islands)
+                    self.stopped = Followed(reads=self._as_known(reads), moved=moved, ran=self.islands)
                     return
                 self.node = node = joined
                 recording = _recording(node)
@@ -270,6 +273,37 @@ class _Walk(Commit):
         is_here = known is not None and len(known) > number and known[:number] == self.node.reads[:number]
         branch: tuple[str, ...] = known if known is not None and is_here else computed.branch(answers)
         return branch[number]
+
+    def _left_way(self, node: Node, number: int) -> str | None:
+        """What is answered at a break before the last one that tells answers, where this is another way of the body
+        than the recording's. What follows is not to run then: its operators may be asked for what they cannot do, which
+        ends all work on a device. None while it is the same way, as far as is known."""
+        computed: Computed | None = node.computed
+        if computed is None or not computed.asked or number >= max(computed.taken):
+            return None
+        return computed.told_at(number, computed.numbers(self.values, self.read))
+
+    def _is_on_way(self, reads: Reads) -> Callable[[Node], bool]:
+        """Whether a recording begins with these reads: so it says, or as far as the answers are known by now."""
+        return lambda other: (
+            other.reads[: len(reads)] == reads
+            or (other.computed is not None and self._agrees(other.computed, other.reads, reads))
+        )
+
+    def _agrees(self, computed: Computed, recorded: Reads, reads: Reads) -> bool:
+        """Whether all answers that are known by now are those of these runs, which read ``recorded``."""
+        number = len(reads) - 1
+        if not reads[-1].startswith(ASKED) or recorded[:number] != reads[:number] or number not in computed.taken:
+            return False
+        numbers = computed.numbers(self.values, self.read)
+        return all(computed.told_at(at, numbers) is None for at in range(number + 1))
+
+    def _as_known(self, reads: Reads) -> Reads:
+        """The reads as a branch begins that was proven, if one agrees with what is known by now."""
+        decisions = self.captured.decisions
+        proven: Sequence[Computed] = () if decisions is None else decisions.candidates()
+        branches = (one.branch() for one in proven if self._agrees(one, one.branch(), reads))
+        return next((branch[: len(reads)] for branch in branches), reads)
 
     def _run_island(self, call: IslandCall, node: Node, *, keeps: bool) -> Found | None:
         """Run an island. Gives what to look for at its break; None where no recording can hold what the island did.
@@ -385,11 +419,13 @@ def _recording(node: Node) -> SegmentedRecording:
     return cast(SegmentedRecording, node.recording)
 
 
-def _other(node: Node, tree: Tree, reads: Reads, leaves: list[Leaf]) -> tuple[Node | None, Node | None]:
-    """The recording that goes on after these reads; or one that would, if its state had not moved or changed."""
+def _other(
+    node: Node, tree: Tree, is_on_way: Callable[[Node], bool], leaves: list[Leaf]
+) -> tuple[Node | None, Node | None]:  # fmt: skip
+    """The recording that goes on from here; or one that would, if its state had not moved or changed."""
     moved = None
     for sibling in tree.current.children.get(node.key, ()):
-        if sibling.reads[: len(reads)] != reads or sibling.number not in node.joined or not fits(sibling, tree):
+        if sibling.number not in node.joined or not is_on_way(sibling) or not fits(sibling, tree):
             continue
         if not sibling.check(leaves):
             return None, sibling

@@ -154,8 +154,7 @@ def test_all_at_once() -> None:
     for number in range(POOLS):
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(work, range(number * THREADS, (number + 1) * THREADS)))
-    for _ in range(4):  # threads that run beside each other may have come to no replay: they wait for no other
+    for _ in range(4):  # threads that run beside each other may have come to no replay: regions wait till one is alone
         wrong += [use.__name__ for use in (shared.inference, shared.region) if not use()]
     assert wrong == []
     assert recordings(shared.function).replays > 0
-    assert recordings(shared.ours).replays > 0

@@ -11,6 +11,7 @@ from attrs import define, field
 from torch import Tensor
 
 from capture import capture, config, recordings
+from capture.engines.cpu.segments import SegmentedTape
 from tests.support.device import EXECUTES
 from tests.support.observed import bits, fresh, x_of
 
@@ -181,3 +182,36 @@ def test_operators_that_raise_behind_the_end(body: Callable[..., Any], verify: s
     assert seen == expected
     if EXECUTES:
         assert recordings(called).replays >= 12, recordings(called)
+
+
+@pytest.mark.skipif(not EXECUTES, reason="of the tape")
+def test_segments_behind_the_end_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device an operator that is asked for what it cannot do ends all work there: a way that the body has left
+    ends at the first read that tells."""
+    state, ran, segment = _State(), list[int](), SegmentedTape.segment
+
+    def noted(self: SegmentedTape, number: int) -> Any:
+        ran.append(number)
+        return segment(self, number)
+
+    def body(x: Tensor) -> Any:
+        largest = x.max().item()
+        if largest > 1.2:
+            return -x
+        y = x * 2 + state.w[:3]
+        state.average = 0.9 * state.average + y.sum().item()
+        return y, largest
+
+    monkeypatch.setattr(SegmentedTape, "segment", noted)
+    called = capture(body)
+    for number in range(60):
+        is_large = number % 9 == 8
+        x = x_of(number, 2, 3).clamp(-1, 1)
+        x[0, 0] = 1.9 if is_large else 1.1
+        ran.clear()
+        called(x)
+        if number == 8:
+            assert ran == [0]
+        if number > 40:
+            assert ran == ([0, 1] if is_large else [0, 1, 2])
+    assert recordings(called).replays >= 50, recordings(called)

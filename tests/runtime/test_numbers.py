@@ -18,7 +18,7 @@ from typing_extensions import override
 from capture import CaptureWarning, capture, config, recordings, release, reset
 from capture.runtime.noted_numbers import Noted, Noting
 from tests.support.bucketed import assert_same
-from tests.support.device import DEVICE, LIFTS
+from tests.support.device import DEVICE, EXECUTES, LIFTS
 
 ON_THE_CPU = DEVICE.type == "cpu"
 MANY = [0.1, 0.12, 0.3, 0.07, 3.7, -0.2, 1e-30, 1e30, 0.999, 2.5, -1.5, 7.0, 0.1, 0.3, 1e-3]
@@ -167,7 +167,7 @@ def test_python_code_that_reads_a_number_keeps_it_in_the_key(body: Callable[[Ten
 def test_a_number_that_is_given_back() -> None:
     f = capture(given_back)
     run_beside(f, given_back, [0.1, 0.2, 0.1, 0.2, 0.6, 0.9, 0.3, 0.6, 0.9, 0.1])
-    assert is_lifted(f) or not LIFTS
+    assert is_lifted(f) or not (LIFTS and EXECUTES)  # a captured run tells no formula of what it gives back
 
 
 def test_a_number_notes_what_reads_it_and_no_operator() -> None:
