@@ -313,6 +313,7 @@ def compiled_here(x: Tensor) -> Tensor:
 SHIFT = 1.0
 
 
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_what_the_compiler_puts_among_globals_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that leaves no trace compiles: the code that Dynamo made then needs its names in later calls, too."""
     mine, x = capture(lambda x: compiled_here(x) + 1), torch.ones(3)
