@@ -107,7 +107,8 @@ def test_attributes(kind: type[Net], put: Callable[[Net, Any], None], *, lifts: 
     told = [event.detail for event in recordings(f).events if "number" in event.detail]
     assert is_lifted(f) == (lifts and LIFTS), told
     if lifts and LIFTS:
-        assert recordings(f).recordings <= 6 + len(SPECIAL)
+        more = 2 * (kind is Written)  # what it leaves is compared, too
+        assert recordings(f).recordings <= 4 + more + len(SPECIAL)
         assert recordings(f).replays > 35
 
 
