@@ -105,8 +105,7 @@ class Computed:
             return f"{ASKED}{type(error).__name__}"
         if answers == [answer for _, answer in asked]:
             return None
-        told = [f"{question.text}: {answer}" for (question, _), answer in zip(asked, answers, strict=True)]
-        return ASKED + "; ".join(told)
+        return _told(asked, answers)
 
     def branch(self, answers: Sequence[Any] | None = None) -> tuple[str, ...]:
         """The reads, as ``Facts.reads`` has them: the last one that is taken tells the answers, or ``answers``. It
@@ -114,8 +113,7 @@ class Computed:
         if not self.asked:
             return self.reads
         at, own = max(self.taken), [answer for _, answer in self.asked] if answers is None else answers
-        told = "; ".join(f"{question.text}: {answer}" for (question, _), answer in zip(self.asked, own, strict=True))
-        return (*self.reads[:at], f"{ASKED}{told}", *self.reads[at + 1 :])
+        return (*self.reads[:at], _told(self.asked, own), *self.reads[at + 1 :])
 
     def answers(self, numbers: Mapping[Variable, Any]) -> list[Any]:
         """The answers for these numbers. Raises what Python raises."""
@@ -140,6 +138,10 @@ class Computed:
             )
         except (ArithmeticError, ValueError, TypeError):
             return False
+
+
+def _told(asked: Sequence[tuple[Question, Any]], answers: Sequence[Any]) -> str:
+    return ASKED + "; ".join(f"{question.text}: {answer}" for (question, _), answer in zip(asked, answers, strict=True))
 
 
 @define

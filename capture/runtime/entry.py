@@ -134,7 +134,7 @@ class Entry:
     proven_branches: set[tuple[str, ...]] = field(factory=set)
     """Where the body asks something of what it reads: the reads of branches of which it was looked what they leave."""
     branch_proofs: int = 0
-    """How often that was looked for."""
+    """How often that was looked for, and how often a proof showed nothing, as the body raised an error."""
     warmups_left: int = 0
     differing_runs: int = 0
     settling: int = 0
