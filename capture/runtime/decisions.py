@@ -299,7 +299,7 @@ def _begins_with(
     for _ in range(_MOST_ROUNDS):
         decisions = Decisions(positions, tuple(type(call.values[at]) for at in positions))
         learned = _learned(captured, call, decisions, wanted)
-        if learned.is_open and entry.branch_proofs <= 2 * MOST_BRANCHES:
+        if learned.is_open and not positions and entry.branch_proofs <= 2 * MOST_BRANCHES:  # new keys would go on
             entry.branch_proofs += 1
             entry.has_tried_formulas, captured.decisions_left = False, captured.decisions_left + 1
         more = [place_of(change) for change in learned.unplaced] if learned.is_enough else []
