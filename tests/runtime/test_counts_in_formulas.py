@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import sqrt as own_name
 from types import SimpleNamespace
 from typing import Any
@@ -16,18 +16,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import capture, config, recordings
+from capture import capture, recordings
 from tests.support.bucketed import assert_same
 from tests.support.device import AGAIN, LIFTS
+from tests.support.no_plans import no_plans as no_plans
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # where each value is another key
 CALLS = 24
-
-
-@pytest.fixture(autouse=True)
-def _no_plans() -> Iterator[None]:
-    with config.patch(cache=False):
-        yield
 
 
 def is_lifted(f: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,16 +16,11 @@ from typing_extensions import override
 from capture import capture, config, recordings
 from tests.support.bucketed import assert_same
 from tests.support.device import AGAIN, LIFTS
+from tests.support.no_plans import no_plans as no_plans
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # where each value is another key
 MANY = [0.1, 0.12, 0.3, 0.07, 3.7, -0.2, 0.999, 2.5, -1.5, 7.0, 0.11, 0.31, 1e-3, 0.4, 0.6]
 SPECIAL = [0.0, 1.0, 2.0, 0.5, math.nan, math.inf, -1.0, 3, True, -0.0, 5]
-
-
-@pytest.fixture(autouse=True)
-def _no_plans() -> Iterator[None]:
-    with config.patch(cache=False):
-        yield
 
 
 def is_lifted(f: Any) -> bool:

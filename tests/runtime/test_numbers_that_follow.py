@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,18 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from capture import capture, config, recordings
+from capture import capture, recordings
 from tests.support.bucketed import assert_same
 from tests.support.device import LIFTS
+from tests.support.no_plans import no_plans as no_plans
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # where each value is another key
 CALLS = 24
-
-
-@pytest.fixture(autouse=True)
-def _no_plans() -> Iterator[None]:
-    with config.patch(cache=False):
-        yield
 
 
 class State:
