@@ -115,7 +115,8 @@ class Call:
 
     def named_roots(self) -> dict[str, Any]:
         """The roots of this call's sources, by name: the values, and the receiver."""
-        return {**self.named_values(), "self": self.receiver}
+        values = self.named_values()
+        return values if self.receiver is None else {**values, "self": self.receiver}  # of a function it is a parameter
 
     def paths(self, values: tuple[Any, ...] | None = None) -> list[tuple[str, Leaf]]:
         """Paths of the dynamic leaves, in the order of ``leaves``. Those of the caller's own arguments are taken at the

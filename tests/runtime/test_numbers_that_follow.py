@@ -269,3 +269,26 @@ def test_a_number_in_a_closure() -> None:
         assert_same(ours(x), eager(x))
         assert our_now().hex() == eager_now().hex()
     assert recordings(ours).replays > CALLS - 6 or not LIFTS
+
+
+def set_back(self: State, x: Tensor) -> Tensor:
+    self.t += 0.5
+    return x * self.t
+
+
+@pytest.mark.parametrize("body", [set_back, of_a_count, appended], ids=lambda body: body.__name__)
+def test_a_captured_function_that_is_put_into_a_class(body: Body) -> None:
+    """Its parameter ``self`` is an argument like any other."""
+
+    class Theirs(State):
+        step: Any = None
+
+    Theirs.step = capture(body)
+    all_states = [(State(), Theirs()), (State(), Theirs())]
+    for call in range(CALLS):
+        pair = eager, ours = all_states[call > 15 and call % 2]
+        for state in pair if call in (6, 11) else ():
+            state.t = 0.1  # to an earlier value
+        x = torch.randn(4, 3)
+        assert_same(ours.step(x), body(eager, x))
+        assert ours.numbers() == eager.numbers()
