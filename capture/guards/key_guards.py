@@ -18,7 +18,7 @@ from capture.key.code_names import MISSING, SMALL, NamedSource
 from capture.key.numpy_arrays import FROZEN, is_array_type
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import NEVER_WEAKLY, Switches
-from capture.state.source import Source
+from capture.state.source import Source, lasting_place
 from capture.torch_private.distributed import progress_of
 
 SAME = (PLAIN_TYPES - {slice}) | {types.BuiltinFunctionType, type, type(MISSING)}
@@ -63,26 +63,22 @@ def _guards_on(value: Any, source: Source) -> list[Guard] | None:
 
 
 def _along(named: NamedSource) -> list[Guard] | None:
-    """Guards that each object on the way to the last attribute is the same, and has the next attribute in its own
-    ``__dict__``. None where an attribute is kept elsewhere, as in a class."""
+    """Guards that each object on the way to the last attribute is the same, and itself keeps the next attribute. None
+    where an attribute is kept elsewhere, as in a class."""
     assert named.root is not None
     value, above = named.root.read(), list[Guard]()
     source = None if named.root.holder is None else _source_of(value, named.root)  # None: a path has one receiver
     for name in named.attributes:
-        attributes = getattr(value, "__dict__", None)
-        if type(attributes) is not dict or name not in attributes or isinstance(value, type):
+        path = f"{source.path}.{name}" if source is not None else f"self.{name}"
+        place = None if isinstance(value, type) else lasting_place(value, name, path)
+        if place is None:
             return None
         if source is not None:
             guards = _guards_on(value, source)
             if guards is None:
                 return None
             above += guards
-        path = f"{source.path}.{name}" if source is not None else f"self.{name}"
-        try:
-            source = Source("weak", weakref.ref(value), name, path)
-        except TypeError:
-            source = Source("item", attributes, name, path)
-        value = attributes[name]
+        source, value = place, place.get()
     assert source is not None
     last = _guards_on(value, source)
     return None if last is None else above + last
@@ -97,7 +93,8 @@ def _source_of(value: Any, named: NamedSource) -> Source:
         case types.CellType() as cell:
             return Source("closure", cell, None, named.name or "a closure cell")
         case weakref.ref() as holder:
-            return Source("weak", holder, named.name, f"self.{named.name}")
+            path = f"self.{named.name}"
+            return lasting_place(holder(), named.name, path) or Source("weak", holder, named.name, path)
         case _:
             return Source("call", named.read, None, named.name or "a name")
 

@@ -18,10 +18,9 @@ from capture.guards.read_walk import (
     ReadWalk,
     always,
     and_wrapped,
-    dict_of,
     opens_of_library,
 )
-from capture.key.code_names import MISSING
+from capture.key.attributes import MISSING, dict_of
 from capture.key.packages import is_library, package_of
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.source import Source

@@ -12,7 +12,8 @@ import torch
 from attrs import define, field, frozen
 
 from capture.guards.guard import OK, Guard, Referent
-from capture.key.code_names import MISSING, NamedKey, part_of, same_value
+from capture.key.attributes import MISSING, keeper_of, slot_of
+from capture.key.code_names import NamedKey, part_of, same_value
 from capture.key.input_places import InputPlace
 from capture.key.pytree import PLAIN_TYPES
 from capture.native import native
@@ -112,6 +113,8 @@ class ValuePlace:
             is_other = self._has_others()
         if not is_other:
             return []
+        if source.kind == "slot" and slot_of(type(source.holder), name := source.name.__name__) is source.name:
+            return [source.path] if named.tell_apart(keeper_of(source.holder), name, source.path) else []
         read = source.get if self.guard.kind == "value" else self._members
         return [source.path] if named.tell_value_apart(read, source.holder, source.name, source.path) else []
 
@@ -152,7 +155,10 @@ def _same_object(place: InputPlace, held: Callable[[], Any]) -> Guard | None:
     value, keeper = held(), place.keeper()
     if value is None or keeper is None:
         return None
-    if place.is_attribute and type(place.keeper) is weakref.ref:
+    slot = slot_of(type(keeper), place.name) if place.is_attribute else None
+    if slot is not None:
+        source = Source("slot", place.keeper if type(place.keeper) is weakref.ref else keeper, slot, place.path)
+    elif place.is_attribute and type(place.keeper) is weakref.ref:
         source = Source("weak", place.keeper, place.name, place.path)
     elif place.is_attribute or type(keeper) is dict:
         own = keeper if type(keeper) is dict and not place.is_attribute else keeper.__dict__

@@ -17,8 +17,8 @@ from capture.guards.guard import Guard
 from capture.guards.names_used import names_of
 from capture.guards.opened_objects import opener_of
 from capture.guards.read import Counted, Key, Read, Replaced, WalkBegin
-from capture.guards.read_walk import ReadWalk, before_of, dict_of, item_key, weak_or_none
-from capture.key.code_names import MISSING
+from capture.guards.read_walk import ReadWalk, before_of, item_key
+from capture.key.attributes import MISSING, dict_of, weak_or_none
 from capture.key.objects import referent
 from capture.key.pytree import PLAIN_TYPES, is_object
 from capture.key.signature import NEVER_WEAKLY

@@ -24,7 +24,8 @@ from capture.guards.answers import same_answers
 from capture.guards.guard import Guard, Referent, itself
 from capture.guards.names_used import SPECIAL, Names
 from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced, ValuePlace
-from capture.key.code_names import MISSING, SMALL
+from capture.key.attributes import MISSING, Slot, dict_of, in_slot, slots_of, weak_or_none
+from capture.key.code_names import SMALL
 from capture.key.input_places import InputPlace, may_be_input
 from capture.key.numpy_arrays import windows_in
 from capture.key.packages import is_library, package_of, users_modules
@@ -70,7 +71,8 @@ class OfClass:
     is_module: bool
     is_users: bool
     """The class was made by a ``class`` statement: its objects may be given another class, or another ``__dict__``."""
-    has_slots: bool
+    slots: tuple[tuple[str, Slot, bool], ...]
+    """As ``slots_of`` gives them."""
     wanted: frozenset[str]
     """Names that may have been looked up in its objects."""
 
@@ -357,7 +359,7 @@ class ReadWalk:
         made = self._classes_met[kind] = OfClass(
             self.opener(kind), has_attributes, is_closed, issubclass(kind, torch.nn.Module),
             kind.__flags__ & (HEAP | IMMUTABLE) == HEAP and not issubclass(kind, weakref.ref),
-            any(base.__flags__ & HEAP and "__slots__" in base.__dict__ for base in kind.__mro__[:-1]),
+            tuple(slots_of(kind)),
             self.names.of_class(kind) if has_attributes and not is_closed else frozenset(),
         )  # fmt: skip
         return made
@@ -422,7 +424,7 @@ class ReadWalk:
 
     def attributes(self, value: Any, of_class: OfClass, path: str) -> None:
         """Guard what is in an object's ``__dict__`` and slots, and in its classes."""
-        kind, namespace = type(value), dict_of(value)
+        namespace = dict_of(value)
         if of_class.is_closed:
             if namespace is not None and of_class.is_module:  # such as the one that ``torch.compile`` returns
                 self._module(namespace, path)
@@ -436,11 +438,12 @@ class ReadWalk:
         if namespace is not None:
             tables = self._module(namespace, path) if of_class.is_module else {}
             if namespace or of_class.is_users or id(value) in self._changed_in:
-                self.guard_names(value, namespace, of_class.wanted, path, tables)
+                in_slots = {name for name, _, is_found in of_class.slots if is_found}
+                self.guard_names(value, namespace, of_class.wanted - in_slots, path, tables)
             else:  # a class of Python's own, such as ``OrderedDict``: attributes on it are rare
                 self.empty.append(namespace)
-        if of_class.has_slots:
-            self._slots(value, kind, of_class.wanted, path)
+        for slot in of_class.slots:
+            self._slot(value, slot, of_class.wanted, path)
 
     def guard_names(
         self, value: Any, namespace: dict[str, Any], wanted: frozenset[str], path: str,
@@ -517,20 +520,21 @@ class ReadWalk:
         self.found.guards.append(Guard("object", source, Referent.of(value.__dict__["forward"])))
         self.enter(getattr(handle, "function", None), f"{path}.forward")
 
-    def _slots(self, value: Any, kind: type, wanted: frozenset[str], path: str) -> None:
-        for base in kind.__mro__[:-1]:
-            if not base.__flags__ & HEAP or "__slots__" not in base.__dict__:
-                continue
-            for name, slot in base.__dict__.items():
-                if type(slot) is not types.MemberDescriptorType or (name not in wanted and not self.names.is_computed):
-                    continue
-                try:
-                    held = slot.__get__(value, kind)
-                except AttributeError:
-                    read = functools.partial(_is_unset, slot, value)
-                    self.found.guards.append(Guard("value", Source("call", read, None, f"{path}.{name}"), True))
-                    continue
-                self.guard_place((id(value), name), held, Source("slot", value, slot, f"{path}.{name}"))
+    def _slot(self, value: Any, described: tuple[str, Slot, bool], wanted: frozenset[str], path: str) -> None:
+        name, slot, is_found = described
+        held, key = in_slot(slot, value), (id(value), name if is_found else slot)
+        before = self.changed.get(key, held)
+        if name not in wanted and not self.names.is_computed:
+            return
+        if type(before) is Replaced and self._is_set_only(name):
+            return
+        if before_of(before) is MISSING:
+            read = functools.partial(_is_unset, slot, value)
+            self.found.guards.append(Guard("value", Source("call", read, None, f"{path}.{name}"), True))
+            return
+        self.guard_place(key, held, Source("slot", value, slot, f"{path}.{name}"))
+        if is_found and key not in self.changed:
+            self.note_object(held, f"{path}.{name}", value, name, is_attribute=True)
 
     def _module(self, own: dict[str, Any], path: str) -> dict[str, Any]:
         """Go into a module: its submodules, and the parameters and buffers that it has. Gives the dicts that keep
@@ -589,7 +593,7 @@ class ReadWalk:
             weak = issubclass(type(value), (types.FunctionType, torch.nn.Module))
             guard = Guard("object", source, Referent.of(value)) if weak else Guard("value", source, value)
             self.found.guards.append(guard)
-            if key not in self.changed and type(value) in PLAIN_TYPES:
+            if type(value) in PLAIN_TYPES:
                 self.found.places.all.append(ValuePlace(guard))
         elif type(self.changed.get(key)) is Counted:
             read = functools.partial(_holds_a, source, kind)
@@ -614,12 +618,8 @@ def _is_a(scope: dict[str, Any], name: str, kind: type) -> bool:
     return type(scope.get(name)) is kind
 
 
-def _is_unset(slot: types.MemberDescriptorType, value: Any) -> bool:
-    try:
-        slot.__get__(value, type(value))
-    except AttributeError:
-        return True
-    return False
+def _is_unset(slot: Slot, value: Any) -> bool:
+    return in_slot(slot, value) is MISSING
 
 
 def _key_text(key: Any) -> str:
@@ -669,25 +669,6 @@ def _handle_of(forward: Any) -> Any:
     """The record of a captured function; None for any other object."""
     function = forward.__func__ if isinstance(forward, types.MethodType) else forward
     return function.__dict__.get(HANDLE) if isinstance(function, types.FunctionType) else None
-
-
-def dict_of(value: Any) -> dict[str, Any] | None:
-    """The ``__dict__`` of an object, without running what a class may define for it."""
-    if not type(value).__dictoffset__:
-        return None
-    try:
-        own = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return None
-    return own if type(own) is dict else None
-
-
-def weak_or_none(value: Any) -> weakref.ref[Any] | None:
-    """A weak reference, where the class of the object has those."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return None
 
 
 def _weakly(value: Any) -> Any:

@@ -26,7 +26,7 @@ from capture.guards.gradient_reads import depends_on_gradients
 from capture.guards.guard import MOVED, OK, OVERLAPS, Guard, pieces_of
 from capture.guards.read import Places, Read
 from capture.guards.read_guards import begins_with, path_read, read_by, starts_of
-from capture.key.code_names import MISSING
+from capture.key.attributes import MISSING, names_of, slot_of
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_meta import merged, range_of, span_bytes
 from capture.native import native
@@ -575,8 +575,10 @@ def _reached(source: Source) -> Source:
     holder = source.holder
     if source.kind != "attribute":
         return Source(source.kind, holder, source.name, source.path)
-    attributes = getattr(holder, "__dict__", None)
-    if attributes is None or source.name not in attributes:
+    slot, attributes = slot_of(type(holder), source.name), names_of(holder)
+    if slot is not None:
+        return Source("slot", holder, slot, source.path)
+    if type(attributes) is not dict or source.name not in attributes:
         return Source("attribute", holder, source.name, source.path)
     if "forward" in attributes:  # a captured instance, which its own __dict__ would keep alive
         return Source("weak", weakref.ref(holder), source.name, source.path)

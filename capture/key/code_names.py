@@ -18,6 +18,8 @@ from attrs import frozen
 from typing_extensions import override
 
 from capture.key import objects, pytree
+from capture.key.attributes import MISSING as MISSING
+from capture.key.attributes import keeper_of, own_value, slot_of
 from capture.key.exact import bits_of
 from capture.key.name_uses import name_uses
 from capture.key.numpy_arrays import FROZEN, content, is_array_type
@@ -29,17 +31,6 @@ _OPENED = (torch.Tensor, list, tuple, dict)  # the key opens these itself
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 SMALL = 64  # a list or dict of at most so many members is compared by value on every call
-
-
-class _Missing:
-    """Stands for an attribute or name that does not exist."""
-
-    @override
-    def __repr__(self) -> str:
-        return "(absent)"
-
-
-MISSING = _Missing()
 
 
 _COMPARED = (int, str, bytes, torch.device)
@@ -166,9 +157,9 @@ def attribute(holder: Any, name: str) -> Any:
     """The attribute as stored, without running a property: instance first, then the class, else ``MISSING``."""
     if isinstance(holder, types.ModuleType):
         return holder.__dict__.get(name, MISSING)
-    attributes = getattr(holder, "__dict__", None)
-    if attributes is not None and name in attributes:
-        return attributes[name]
+    own = own_value(holder, name)
+    if own is not MISSING:
+        return own
     if isinstance(holder, torch.nn.Module):
         for table in (holder._parameters, holder._buffers, holder._modules):
             if name in table:
@@ -176,7 +167,7 @@ def attribute(holder: Any, name: str) -> Any:
     for kind in type(holder).__mro__:
         if name in kind.__dict__:
             value = kind.__dict__[name]
-            if isinstance(value, types.MemberDescriptorType):  # a slot
+            if isinstance(value, types.MemberDescriptorType) and slot_of(type(holder), name) is None:  # of a class in C
                 return getattr(holder, name, MISSING)
             return MISSING if hasattr(value, "__get__") else value
     return MISSING
@@ -235,7 +226,7 @@ def part_of(value: Any, *, limit: int | None = SMALL, above: tuple[int, ...] = (
 @frozen(eq=False)
 class NamedSource:
     """How to read the value of a name. ``holder`` is a dict (item ``name``), a cell, or a weak reference to an object
-    (item ``name`` of its ``__dict__``). Where ``holder`` is None, ``read`` gives the value: ``attributes`` of what
+    (its attribute ``name``). Where ``holder`` is None, ``read`` gives the value: ``attributes`` of what
     ``root`` gives, if these are known."""
 
     read: Callable[[], Any]
@@ -257,7 +248,7 @@ class NamedKey:
         self._fixed: list[NamedSource] = []
         self._of_receiver: list[tuple[Callable[[Any], Any], tuple[str, ...]]] = []
         """Functions that read a value from the receiver, with the names of the attributes they follow. The names are
-        empty unless the first of them is in the receiver's ``__dict__``."""
+        empty unless the receiver itself keeps the first of them."""
         self._of_values: dict[int, list[tuple[str, ...]]] = {}
         self._names: tuple[list[str], list[str]] = ([], [])
         self._added: list[tuple[Callable[[], Any], str]] = []
@@ -306,7 +297,7 @@ class NamedKey:
 
     def keeper_of(self, part: int, receiver_of: Callable[[], Any]) -> tuple[Callable[[], Any], str, str] | None:
         """What keeps the value of a part: a function that gives it, the name of the value there, and the path. None
-        where that is neither a dict, nor a cell, nor the ``__dict__`` of an object."""
+        where that is neither a dict, nor a cell, nor an object."""
         fixed = len(self._fixed)
         if part < fixed:
             source, path = self._fixed[part], self._names[0][part]
@@ -315,7 +306,7 @@ class NamedKey:
             held = source.holder
             keeper = source.keeper or (held if isinstance(held, weakref.ref) else None)
             if keeper is None and held is not None:
-                keeper = functools.partial(_same_again, held)
+                keeper = keeper_of(held)
             return None if keeper is None else (keeper, source.name, path)
         if part < fixed + len(self._of_receiver):
             path = self._names[1][part - fixed]
@@ -334,7 +325,7 @@ class NamedKey:
         return None
 
     def tell_apart(self, keeper: Callable[[], Any], name: str, path: str) -> bool:
-        """Read one more name from now on: in a dict, or in the ``__dict__`` of an object or class. False if it was read
+        """Read one more name from now on: in a dict, or of what an object or class keeps itself. False if it was read
         before. ``keeper`` gives the dict or object, or None once it is gone."""
         kept = keeper()
         if any(keeper_of_name() is kept and name == known_name for keeper_of_name, known_name in self._added):
@@ -343,8 +334,7 @@ class NamedKey:
 
         def read() -> Any:
             keeper_now = keeper()
-            members = keeper_now if type(keeper_now) is dict else getattr(keeper_now, "__dict__", {})
-            return members.get(name, MISSING)
+            return keeper_now.get(name, MISSING) if type(keeper_now) is dict else own_value(keeper_now, name)
 
         holder = kept if type(kept) is dict else keeper if isinstance(keeper, weakref.ref) else None
         self._fixed.append(NamedSource(read, holder, name, keeper=keeper))
@@ -472,10 +462,6 @@ def _cell_reader(cell: types.CellType) -> Callable[[], Any]:
     return read
 
 
-def _same_again(value: Any) -> Any:
-    return value
-
-
 def _below(root: Callable[[], Any], attributes: tuple[str, ...]) -> Callable[[], Any]:
     """A function that gives the object that has the last of these attributes."""
     return lambda: _value_along(root(), attributes[:-1])
@@ -492,7 +478,7 @@ def _receiver_reader(attributes: tuple[str, ...], receiver: Any) -> tuple[Callab
             return None  # training flags and the module structure have checks of their own
         if attribute(receiver, name) is MISSING and hasattr(type(receiver), name):
             return None  # a method or property
-    is_own = name in getattr(receiver, "__dict__", {})
+    is_own = own_value(receiver, name) is not MISSING
     if len(attributes) == 1 and is_own:
-        return lambda current: current.__dict__.get(name, MISSING), attributes
+        return lambda current: own_value(current, name), attributes
     return lambda current: _value_along(current, attributes), attributes if is_own else ()

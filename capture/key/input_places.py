@@ -19,7 +19,7 @@ import torch
 from attrs import evolve, frozen
 
 from capture.key import objects, pytree
-from capture.key.code_names import MISSING
+from capture.key.attributes import MISSING, names_of, own_value, put_own
 from capture.key.signature import Binder
 
 _CONTAINERS = (tuple, list, dict, OrderedDict, defaultdict)
@@ -49,14 +49,14 @@ class InputPlace:
     def is_at(self, holder: Any) -> bool:
         """Whether this is what keeps the value now."""
         keeper = self.keeper()
-        return keeper is holder or (keeper is not None and getattr(keeper, "__dict__", None) is holder)
+        return keeper is holder or (keeper is not None and names_of(keeper) is holder)
 
     def read(self) -> Any:
         """The value that is there now."""
         keeper = self.keeper()
         try:
             if self.is_attribute:
-                return keeper.__dict__[self.name]
+                return own_value(keeper, self.name)
             if type(keeper) is dict:  # most are one of these two
                 return keeper[self.name]
             if type(keeper) is types.CellType:
@@ -76,16 +76,14 @@ class InputPlace:
             keeper.cell_contents = value
         elif type(keeper) is contextvars.ContextVar:
             keeper.set(value)
-        elif isinstance(keeper, type):
-            type.__setattr__(keeper, self.name, value)
-        elif self.is_attribute:
-            keeper.__dict__[self.name] = value
+        elif self.is_attribute or isinstance(keeper, type):
+            put_own(keeper, self.name, value)
         else:
             keeper[self.name] = value
 
 
 def number_place(path: str, keeper: Callable[[], Any], name: Any) -> InputPlace | None:
-    """The place of a number; None where none of a dict, a cell, and the ``__dict__`` of an object keeps it."""
+    """The place of a number; None where none of a dict, a cell, and an object itself keeps it."""
     held = keeper()
     is_cell = type(held) is types.CellType
     is_attribute = not is_cell and type(held) is not dict

@@ -19,6 +19,7 @@ import attrs
 import torch
 
 from capture.key import objects
+from capture.key.attributes import in_slot, names_of, slots_of
 from capture.key.objects import Visit
 from capture.key.tensor_kind import PLAIN_TYPES as PLAIN_TYPES
 from capture.key.tensor_kind import TensorKind
@@ -293,10 +294,8 @@ def count_tensors(value: object, *, limit: int = 1000) -> int:
         elif isinstance(item, (list, tuple, set, frozenset)):
             stack.extend(item)
         else:
-            stack.extend(getattr(item, "__dict__", {}).values())
-            slots = getattr(type(item), "__slots__", ())
-            names = (slots,) if isinstance(slots, str) else slots
-            stack.extend(getattr(item, name) for name in names if hasattr(item, name))
+            stack.extend((names_of(item) or {}).values())
+            stack.extend(in_slot(slot, item) for _, slot, _ in slots_of(type(item)))
     return count
 
 

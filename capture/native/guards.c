@@ -166,10 +166,16 @@ static PyObject *below(const Guard *guard)
     return found;
 }
 
-/* What an object keeps in a slot of its class, or NULL with an exception set: without a look-up, which runs Python. */
+/* What an object, or what a weak reference refers to, keeps in a slot of its class, or NULL, with an exception or
+   without one: without a look-up, which runs Python. */
 static PyObject *in_slot(const Guard *guard)
 {
-    return Py_TYPE(guard->key)->tp_descr_get(guard->key, guard->holder, (PyObject *)Py_TYPE(guard->holder));
+    PyObject *is_weak = PyWeakref_CheckRefExact(guard->holder) ? guard->holder : NULL;
+    PyObject *holder = Py_NewRef(is_weak == NULL ? guard->holder : (PyObject *)referent_of(is_weak));
+    int is_gone = is_weak != NULL && holder == Py_None;
+    PyObject *found = is_gone ? NULL : Py_TYPE(guard->key)->tp_descr_get(guard->key, holder, (PyObject *)Py_TYPE(holder));
+    Py_DECREF(holder);
+    return found;
 }
 
 /* The value of a context variable in this context; NULL, with an exception or, where it has none, without one. */

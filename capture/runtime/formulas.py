@@ -15,7 +15,6 @@ from __future__ import annotations
 import sys
 import threading
 import types
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -24,6 +23,7 @@ import torch
 from attrs import define, field
 
 from capture.core.facts import Facts
+from capture.key.attributes import keeper_of
 from capture.key.input_places import InputPlace, number_place
 from capture.key.packages import is_library, package_of
 from capture.observe.computed import Computed, Left, unplaced
@@ -158,10 +158,7 @@ def place_of(change: Change) -> InputPlace | None:
     holder = source.holder
     if type(holder) in (dict, types.CellType):
         return number_place(source.path, lambda: holder, source.name)
-    try:
-        return number_place(source.path, weakref.ref(holder), source.name)
-    except TypeError:
-        return None
+    return number_place(source.path, keeper_of(holder), source.name)
 
 
 def placed(call: Call, described: DescribedRun, outputs: OutputPlan) -> tuple[tuple[EffectSlot, InputPlace], ...]:

@@ -3,7 +3,6 @@ dropped."""
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from capture.core.facts import Facts
 from capture.guards.read import Places
+from capture.key.attributes import MISSING, keeper_of, own_value, weak_or_none
 from capture.key.signature import Leaf, forget_module_structure
 from capture.observe.capture_lock import locked
 from capture.runtime import branches, key_difference
@@ -105,17 +105,10 @@ def _keeper(source: Source) -> Callable[[], Any] | None:
     if type(source.name) is not str:
         return None
     if type(holder) is dict:
-        return functools.partial(_itself, holder)
+        return keeper_of(holder)
     if isinstance(holder, weakref.ref):
         return holder
-    try:
-        return weakref.ref(holder) if isinstance(getattr(holder, "__dict__", None), dict) else None
-    except TypeError:
-        return None
-
-
-def _itself(value: Any) -> Any:
-    return value
+    return weak_or_none(holder) if own_value(holder, source.name) is not MISSING else None
 
 
 def _make_anew(captured: Captured, entry: Entry, paths: Sequence[str], why: str) -> bool:

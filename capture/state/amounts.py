@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from capture.key.attributes import names_of
 from capture.key.input_places import InputPlace
 from capture.state.snapshot import Change, place_key
 from capture.state.source import Source
@@ -17,7 +18,7 @@ Amounts = Callable[[Change], int | None]
 
 def number_of_place(places: Sequence[InputPlace], source: Source) -> int | None:
     """Which of the places this is; None if it is none of them."""
-    keys = place_key(source), (id(getattr(source.holder, "__dict__", None)), source.name)
+    keys = place_key(source), (id(names_of(source.holder)), source.name)
     return next((number for number, place in enumerate(places) if place.key() in keys), None)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from capture.key import pytree
-from capture.key.code_names import MISSING, same_value
+from capture.key.attributes import MISSING, names_of
+from capture.key.code_names import same_value
 from capture.key.objects import closed_package
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.tensor_kind import is_leaf
@@ -169,7 +170,7 @@ def _new_attributes(before: Snapshot, source: Source, holder: Any) -> list[Chang
         return []
     else:
         now = [(place, place.get()) for place in (Source("attribute", holder, name, f"{path}.{name}", source)
-               for name in getattr(holder, "__dict__", {}) if not name.startswith("__"))]  # fmt: skip
+               for name in names_of(holder) or () if not name.startswith("__"))]  # fmt: skip
     return [Change(new, MISSING, value) for new, value in now if new.path not in before.sources]
 
 

@@ -113,7 +113,9 @@ def classified(
             covered.add(id(members.container))
             change = evolve(change, members=members, after=members.new)
         effects.append(change)
-    effects = [effect for effect in effects if effect.container or id(effect.source.holder) not in covered]
+    effects = [
+        one for one in effects if one.container or one.source.kind != "item" or id(one.source.holder) not in covered
+    ]
     return _once([_counted(before, effect, uses) for effect in effects])
 
 
@@ -171,7 +173,7 @@ def _name_and_packages(source: Source) -> tuple[Any, list[str]]:
         return source.name, [package_of(source.holder.get("__name__"))]
     if source.kind in ("attribute", "slot"):
         kind = source.holder if isinstance(source.holder, type) else type(source.holder)
-        return source.name, [package_of(base.__module__) for base in kind.__mro__]
+        return _name_of(source), [package_of(base.__module__) for base in kind.__mro__]
     return source.name, []
 
 
@@ -262,6 +264,8 @@ def _own_packages(holder: Any) -> list[str]:
 
 
 def _name_of(source: Source) -> Any:
+    if source.kind == "slot":
+        return source.name.__name__
     return source.path.rpartition(":")[2].rpartition(".")[2] if source.kind == "closure" else source.name
 
 

@@ -13,7 +13,7 @@ import queue
 import threading
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -21,7 +21,8 @@ import torch
 from attrs import define, field, frozen
 
 from capture.key import numpy_arrays, pytree
-from capture.key.code_names import MISSING, globals_in, globals_stored, mentioned_in
+from capture.key.attributes import MISSING, names_of, slots_of
+from capture.key.code_names import globals_in, globals_stored, mentioned_in
 from capture.key.objects import SHARDING, closed_package, has_state
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_kind import is_leaf, refuses
@@ -38,6 +39,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _NO_HOOKS: tuple[tuple[Any, ...], ...] = ((), (), (), ())
 _TENSORS = frozenset(TENSOR_TYPES)
 _HELD_BY_METHODS = (list, dict, set, deque)
+_PLAIN_CONTAINERS = frozenset({list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict})
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
 _OPENED = (
     queue.Queue, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
@@ -64,7 +66,7 @@ class Snapshot:
     """Objects that were met and not looked into, as their classes belong to closed packages."""
     modules: list[torch.nn.Module] = field(factory=list)
     tables: list[tuple[Source, Tables]] = field(factory=list)
-    """The dicts behind each module, with the source it was found at."""
+    """The dicts behind each module that keeps all in these, with the source it was found at."""
     forwards: dict[types.FunctionType, int] = field(factory=dict)
     """``forward`` functions of users' modules, and how many sources each names."""
     generators: dict[int, Source] = field(factory=dict)
@@ -396,7 +398,7 @@ def content_of(value: Any) -> Any:
 def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
     if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
         members = _container_sources(state, source, value)
-        return members + (_attribute_sources(state, source, value) if getattr(value, "__dict__", None) else [])
+        return members + (_attribute_sources(source, value) if type(value) not in _PLAIN_CONTAINERS else [])
     if isinstance(value, types.FunctionType):
         return [] if closed_package(value.__module__) else function_sources(value, source)
     if isinstance(value, types.MethodType):
@@ -404,7 +406,7 @@ def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
     if isinstance(value, functools.partial):
         parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
         sources = [Source("root", part, None, f"{source.path}.{name}", source) for name, part in parts.items()]
-        return sources + (_attribute_sources(state, source, value) if value.__dict__ else [])
+        return sources + _attribute_sources(source, value)
     if type(value) is weakref.ref:
         return [member for member, _ in _root(source, value())]
     if (content := content_of(value)) is not None:
@@ -414,30 +416,28 @@ def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
     if issubclass(type(value), BaseException):
         names = ("args", "__notes__")
         kept = [Source("attribute", value, name, f"{source.path}.{name}", source) for name in names]
-        return [*_attribute_sources(state, source, value), *kept]
+        return [*_attribute_sources(source, value), *kept]
     if closed_package(type(value).__module__) and not isinstance(value, _OPENED) and not has_state(type(value)):
         own = getattr(value, "__dict__", None)
         if type(own) is dict:
             state.closed.append(value)
             return [member for window in numpy_arrays.windows_in(own) for member, _ in _root(source, window)]
         return []
-    sources = _attribute_sources(state, source, value)
+    sources = _attribute_sources(source, value)
     if type(value) is functools._lru_cache_wrapper:
         cached = enumerate(cached_in(value))
         sources += [Source("root", one, None, f"{source.path}()[{n}]", source) for n, one in cached]
     return sources
 
 
-def _is_slot(kind: type, name: str) -> bool:
-    """Whether the class's objects have a slot by this name. A class may put a property in the place of its base's."""
-    held = next((base.__dict__[name] for base in kind.__mro__ if name in base.__dict__), None)
-    return type(held) is types.MemberDescriptorType
-
-
 def _module_members(state: Snapshot, source: Source, module: torch.nn.Module) -> list[Found]:
     state.modules.append(module)
     members, tables = members_of_module(module, source)
-    state.tables.append((source, tables))
+    slots = _slot_sources(module, source)
+    if slots:
+        members += [(place, place.get()) for place in slots]
+    else:
+        state.tables.append((source, tables))
     keys = keys_of_hooks(module)
     if keys is not _NO_HOOKS:
         members += _hook_sources(module, source)
@@ -500,10 +500,21 @@ def _container_sources(state: Snapshot, source: Source, value: Any) -> list[Sour
     return [Source("item", value, key, f"{source.path}.{name}", source) for key, name in pairs]
 
 
-def _attribute_sources(found: Snapshot, source: Source, value: Any) -> list[Source]:
-    names = [name for name in getattr(value, "__dict__", {}) if not name.startswith("__")]
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        named = [name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__")]
-        names.extend(name for name in named if _is_slot(type(value), name))
-    return [Source("attribute", value, name, f"{source.path}.{name}", source) for name in names[:_MEMBERS_LIMIT]]
+def _attribute_sources(source: Source, value: Any) -> list[Source]:
+    own, slots = names_of(value) or {}, _slot_sources(value, source)
+    by_name = {place.name for place in slots}
+    places = [
+        Source("item", own, name, f"{source.path}.__dict__.{name}", source) if name in by_name
+        else Source("attribute", value, name, f"{source.path}.{name}", source)
+        for name in own if not name.startswith("__")
+    ]  # fmt: skip
+    return [*places, *slots][:_MEMBERS_LIMIT]
+
+
+def _slot_sources(value: Any, source: Source) -> list[Source]:
+    """The places of the slots of an object, by their names where a look-up of the name finds them."""
+    return [
+        Source("attribute", value, name, f"{source.path}.{name}", source) if is_found
+        else Source("slot", value, slot, f"{source.path}.{slot.__objclass__.__qualname__}.{name}", source)
+        for name, slot, is_found in slots_of(type(value))
+    ]  # fmt: skip

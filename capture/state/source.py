@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from attrs import define
 
-from capture.key.code_names import MISSING
+from capture.key.attributes import MISSING, in_slot, names_of, own_value, put_in_slot, put_own, slot_of
 from capture.native import native, seen
 
 SourceKind = Literal[
@@ -20,7 +20,7 @@ SourceKind = Literal[
     "slot", "context",
 ]  # fmt: skip
 """``weak``: in the ``__dict__`` of what a weak reference refers to. ``call``: what a function gives. ``slot``: by a
-descriptor of the class. ``context``: of a context variable."""
+descriptor of the class, of an object or of what a weak reference refers to. ``context``: of a context variable."""
 MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"}
 
 
@@ -48,16 +48,18 @@ class Source:
             if self.kind == "call":
                 return self.holder()
             if self.kind == "slot":
-                return self.name.__get__(self.holder)
+                return in_slot(self.name, self._kept())
             if self.kind == "weak":
                 return self.holder().__dict__.get(self.name, MISSING)
             if self.kind == "context":
                 return self.holder.get(MISSING)
             if self.kind == "attribute":
-                attributes = getattr(self.holder, "__dict__", None)
-                if attributes is not None and self.name in attributes:
-                    return attributes[self.name]
+                own = own_value(self.holder, self.name)
+                if own is not MISSING:
+                    return own
                 if isinstance(self.holder, type):  # names of its bases are kept in these
+                    return MISSING
+                if slot_of(type(self.holder), self.name) is not None:  # not set; ``__getattr__`` would run
                     return MISSING
                 return getattr(self.holder, self.name)
             return _plain_class(self.holder).__getitem__(self.holder, self.name)
@@ -70,12 +72,13 @@ class Source:
             self.holder.cell_contents = value
         elif self.kind == "context":
             self.holder.set(value)
+        elif self.kind == "slot":
+            put_in_slot(self.name, self._kept(), value)
         elif isinstance(self.holder, type):
             type.__setattr__(self.holder, self.name, value)
         elif self.kind == "attribute":
-            attributes = getattr(self.holder, "__dict__", None)
-            if attributes is not None and self.name in attributes:
-                attributes[self.name] = value
+            if own_value(self.holder, self.name) is not MISSING:
+                put_own(self.holder, self.name, value)
             else:
                 object.__setattr__(self.holder, self.name, value)
         elif self.kind != "root":
@@ -83,13 +86,16 @@ class Source:
 
     def remove(self) -> None:
         """Remove the value, as if it had never been assigned."""
-        if isinstance(self.holder, type):
-            if self.name in self.holder.__dict__:
-                type.__delattr__(self.holder, self.name)
-        elif self.kind == "attribute":
-            self.holder.__dict__.pop(self.name, None)
+        if self.kind == "slot":
+            put_in_slot(self.name, self._kept(), MISSING)
+        elif self.kind == "attribute" or isinstance(self.holder, type):
+            put_own(self.holder, self.name, MISSING)
         elif isinstance(self.holder, dict):
             self.holder.pop(self.name, None)
+
+    def _kept(self) -> Any:
+        """What has the slot: a guard may have a weak reference to it."""
+        return self.holder() if type(self.holder) is weakref.ref else self.holder
 
     def put(self, value: Any) -> None:
         """Put a value here; ``MISSING`` removes it."""
@@ -114,6 +120,19 @@ class Source:
         while source is not None:
             yield source
             source = source.parent
+
+
+def lasting_place(holder: Any, name: str, path: str) -> Source | None:
+    """The place of an attribute that an object itself keeps, by a weak reference to the object where it takes one; None
+    where it keeps none by this name."""
+    slot, attributes = slot_of(type(holder), name), names_of(holder)
+    if slot is None and (type(attributes) is not dict or name not in attributes):
+        return None
+    try:
+        kept: Any = weakref.ref(holder)
+    except TypeError:
+        return Source("item", attributes, name, path) if slot is None else Source("slot", holder, slot, path)
+    return Source("weak", kept, name, path) if slot is None else Source("slot", kept, slot, path)
 
 
 def default_of(variable: contextvars.ContextVar[Any]) -> Any:

@@ -1,0 +1,136 @@
+"""Where an object keeps its own attributes: in its ``__dict__``, or in slots of its class.
+
+All that reads, notes, guards or writes an attribute by its name finds its place here. No code of the class runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from typing_extensions import override
+
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made while the process runs, and immutable
+
+
+class _Missing:
+    """Stands for an attribute or name that does not exist."""
+
+    @override
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+MISSING = _Missing()
+Slot = types.MemberDescriptorType
+_own_dict = object.__getattribute__
+
+
+def slot_of(kind: type, name: Any) -> Slot | None:
+    """The slot that a look-up of the name finds in objects of the class: before what their ``__dict__`` has by this
+    name. None where the class has no slot by the name, or something else comes first, such as a property."""
+    for base in kind.__mro__:
+        if name in base.__dict__:
+            held = base.__dict__[name]
+            return held if type(held) is Slot and _has_slots(base) else None
+    return None
+
+
+def slots_of(kind: type) -> Iterator[tuple[str, Slot, bool]]:
+    """All slots of the objects of a class, by name, and whether a look-up of the name finds the slot: a property or
+    another slot may come first."""
+    for base in kind.__mro__[:-1]:
+        if _has_slots(base):
+            for name, held in base.__dict__.items():
+                if type(held) is Slot:
+                    yield name, held, slot_of(kind, name) is held
+
+
+def _has_slots(base: type) -> bool:
+    """Whether a ``class`` statement may have made slots. What classes in C have by such descriptors is no attribute
+    that users set."""
+    return base.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and "__slots__" in base.__dict__
+
+
+def in_slot(slot: Slot, holder: Any) -> Any:
+    """What an object has in a slot, or ``MISSING``."""
+    try:
+        return slot.__get__(holder, type(holder))
+    except AttributeError:
+        return MISSING
+
+
+def dict_of(value: Any) -> dict[str, Any] | None:
+    """The ``__dict__`` of an object, without running what a class may define for it."""
+    if not type(value).__dictoffset__:
+        return None
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return own if type(own) is dict else None
+
+
+def names_of(value: Any) -> Any:
+    """What an object, a class or a module has by name in its ``__dict__``; None where it has none. As ``dict_of``, also
+    where that is another mapping than a plain dict, and of what a weak proxy stands for."""
+    if type(value) in weakref.ProxyTypes:
+        return getattr(value, "__dict__", None)
+    try:
+        own = type.__getattribute__(value, "__dict__") if isinstance(value, type) else _own_dict(value, "__dict__")
+    except AttributeError:
+        return None
+    return own if isinstance(own, (dict, types.MappingProxyType)) else None
+
+
+def own_value(holder: Any, name: Any) -> Any:
+    """What an object, a class or a module itself keeps by the name, or ``MISSING``."""
+    slot = slot_of(type(holder), name)
+    if slot is not None:
+        return in_slot(slot, holder)
+    own = names_of(holder)
+    return MISSING if own is None else own.get(name, MISSING)
+
+
+def put_own(holder: Any, name: Any, value: Any) -> None:
+    """Have an object keep this by the name; ``MISSING``: nothing."""
+    slot = slot_of(type(holder), name)
+    if slot is not None:
+        put_in_slot(slot, holder, value)
+    elif isinstance(holder, type):
+        if value is not MISSING:
+            type.__setattr__(holder, name, value)
+        elif name in holder.__dict__:
+            type.__delattr__(holder, name)
+    elif value is not MISSING:
+        names_of(holder)[name] = value
+    else:
+        names_of(holder).pop(name, None)
+
+
+def put_in_slot(slot: Slot, holder: Any, value: Any) -> None:
+    """Have this in a slot; ``MISSING``: nothing."""
+    if value is not MISSING:
+        slot.__set__(holder, value)
+    elif in_slot(slot, holder) is not MISSING:
+        slot.__delete__(holder)
+
+
+def weak_or_none(value: Any) -> weakref.ref[Any] | None:
+    """A weak reference, where the class of the object has those."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
+
+
+def keeper_of(value: Any) -> Callable[[], Any]:
+    """Gives the object, or None once it is gone. One that takes no weak reference is kept."""
+    return weak_or_none(value) or functools.partial(_itself, value)
+
+
+def _itself(value: Any) -> Any:
+    return value
