@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -74,9 +74,12 @@ class Computed:
 
     def text(self) -> Any:
         """Equal for equal ones."""
-        texts = [{path: one.text() for path, one in found.items()} for found in (self.effects, self.outputs)]
         asked = [(question.text, answer) for question, answer in self.asked]
-        return self.reads, self.taken, texts, asked, [one.text() for one in self.given]
+        return self.reads, self.taken, self.left_text(), asked, [one.text() for one in self.given]
+
+    def left_text(self) -> Any:
+        """Equal where runs with the same numbers leave the same."""
+        return [{path: one.text() for path, one in found.items()} for found in (self.effects, self.outputs)]
 
     def is_any(self) -> bool:
         """Whether there is a formula of something that the run left."""
@@ -198,12 +201,12 @@ class Known:
 
     def found(self, watched: ObservedRun, left: Left) -> Computed | None:
         """See ``Formulas``."""
+        return only_one(one for one in self.candidates if self._is_of(watched, left, one))
+
+    def _is_of(self, watched: ObservedRun, left: Left, one: Computed) -> bool:
         trace = watched.watch.trace
-        for one in self.candidates:
-            is_read = one.reads == tuple(trace.reads) and all(number in trace.kept for number in one.taken)
-            if is_read and one.is_of(left, {**self.numbers, **_read(watched, one)}) and not unplaced(watched, one):
-                return one
-        return None
+        is_read = one.reads == tuple(trace.reads) and all(number in trace.kept for number in one.taken)
+        return is_read and one.is_of(left, {**self.numbers, **_read(watched, one)}) and not unplaced(watched, one)
 
     def plain(self, value: Any) -> Any:
         """See ``Formulas``."""
@@ -237,11 +240,18 @@ class KnownOf:
     def found(self, watched: ObservedRun, left: Left) -> Computed | None:
         """See ``Formulas``."""
         each = (Known((one,), one.numbers(self.values, {})).found(watched, left) for one in self.candidates)
-        return next((one for one in each if one is not None), None)
+        return only_one(one for one in each if one is not None)
 
     def plain(self, value: Any) -> Any:
         """See ``Formulas``."""
         return value
+
+
+def only_one(fitting: Iterable[Computed]) -> Computed | None:
+    """The first of those that fit a run. None where another one gives the same of these numbers and something else of
+    others, as calls with other keys have other constants: nobody can tell which one it was (``loss * 0.5`` of 0)."""
+    found = [*fitting]
+    return found[0] if len({repr(one.left_text()) for one in found}) == 1 else None
 
 
 def settle(watched: ObservedRun) -> Computed | None:

@@ -35,7 +35,7 @@ from attrs import define, evolve, field, frozen
 from capture.core.facts import Break, Facts
 from capture.engines.base import Number
 from capture.key.input_places import InputPlace, with_places
-from capture.observe.computed import Computed, Known, Variable, without_given
+from capture.observe.computed import Computed, Known, Variable, same, without_given
 from capture.observe.facts_builder import READ_ANEW
 from capture.observe.returned_value import ASKED, RETURNED
 from capture.runtime.buckets import Values
@@ -344,7 +344,8 @@ def hold(captured: Captured, entry: Entry, bound: Call) -> Verdict:
         decisions.forbid(bound.values)
         return _after_forbidding(captured, entry, bound, before) if decisions.positions else Verdict.GO_ON
     wanted = read_by_number(entry.facts, decisions.candidates())
-    is_enough = _learned(captured, bound, decisions, wanted).is_enough
+    learned = _learned(captured, bound, decisions, wanted)
+    is_enough = False if learned.unplaced else learned.is_enough
     if entry.asks_no_more and not (decisions.reads_others and decisions.positions):  # those before stay proven
         return Verdict.GO_ON
     entry.asks_no_more = is_enough is True
@@ -437,7 +438,8 @@ def proves_branch(captured: Captured, entry: Entry, bound: Call, reads: tuple[st
     if entry.branch_proofs > 2 * MOST_BRANCHES:
         return False
     wanted = frozenset(number for one in decisions.candidates() for number in one.taken)
-    is_enough = _learned(captured, bound, decisions, wanted).is_enough is True
+    learned = _learned(captured, bound, decisions, wanted)
+    is_enough = learned.is_enough is True and not learned.unplaced
     if is_enough:
         entry.proven_branches.add(reads)
     return is_enough
@@ -537,8 +539,8 @@ class _Seen:
         mine, theirs = self.facts, other.facts
         if _shapes(mine) != _shapes(theirs) or len(mine.scalars) != len(theirs.scalars):
             return False
-        same = functools.partial(same_but, texts)
-        return all(map(same, mine.scalars, theirs.scalars)) and self._left_like(other)
+        is_like = functools.partial(same_but, texts)
+        return all(map(is_like, mine.scalars, theirs.scalars)) and self._left_like(other)
 
     def _left_like(self, other: _Seen) -> bool:
         alike = self.amounts == other.amounts and self.changed == other.changed
@@ -762,7 +764,8 @@ Numbers = Mapping[Variable, Any]
 
 
 def _differs(formula: Formula, own: Numbers, others: Numbers) -> bool:
-    return bool(formula.value(own) != formula.value(others))
+    value, value_of_others = formula.value(own), formula.value(others)
+    return bool(value != value_of_others) and not same(value, value_of_others)  # NaN shows nothing
 
 
 def _like(noting: Noting, own: Numbers) -> Iterator[Numbers]:

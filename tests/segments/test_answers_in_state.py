@@ -1,0 +1,108 @@
+"""Numbers that are read, and kept in Python state beside other numbers there."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capture import capture, config, recordings
+from tests.segments.test_bodies import CALLS, fresh
+from tests.support.device import DEVICE
+from tests.support.observed import bits
+
+__all__ = ["fresh"]
+
+
+class Trainer:
+    """Its attributes are the state; a body is a method of it."""
+
+
+Body = Callable[[Any, Tensor], Any]
+
+
+@pytest.fixture(autouse=True)
+def _every_body_pays() -> Iterator[None]:
+    with config.patch(drop_slow=False):
+        yield
+
+
+def both(body: Body, value_of: Callable[[int], float], **state: Any) -> Any:
+    """Calls beside eager ones. ``value_of``: the mean of the argument, by the number of the call."""
+    captured, ours, eager = _pair(body, **state)
+    for number in range(CALLS):
+        x = torch.full((2, 3), value_of(number))
+        assert _outcome(captured, x) == _outcome(lambda x: body(eager, x), x), number
+        assert bits(vars(ours)) == bits(vars(eager)), number
+    return recordings(captured)
+
+
+def _pair(body: Body, **state: Any) -> tuple[Any, Trainer, Trainer]:
+    ours, eager = Trainer(), Trainer()
+    for trainer in (ours, eager):
+        vars(trainer).update({name: _copy(value) for name, value in state.items()})
+    return capture(types.MethodType(body, ours)), ours, eager
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _outcome(function: Callable[[Tensor], Any], x: Tensor) -> Any:
+    try:
+        return bits(function(x))
+    except (ValueError, ZeroDivisionError) as error:
+        return type(error), str(error)
+
+
+def varied(number: int) -> float:
+    """Between 0 and 2, in no order."""
+    return (number * 0.618) % 1 * 2
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_place_that_holds_the_same_value_when_it_is_recorded_is_set(seed: int) -> None:
+    def body(s: Any, x: Tensor) -> Any:
+        above = (x > 0.6).sum().item()
+        s.n += 1
+        if s.n % 3 == 0:
+            s.n += 1
+        elif s.n != s.kept + s.kept:
+            s.kept = above
+            s.n += 1
+        return x * s.kept
+
+    captured, ours, eager = _pair(body, kept=0.7, n=0)
+    for number in range(CALLS):
+        x = torch.rand(4, 3, generator=torch.Generator("cpu").manual_seed(seed * 1000 + number), device="cpu")
+        x = x.to(DEVICE) + 0.1
+        assert bits(captured(x)) == bits(body(eager, x)), number
+        assert bits(vars(ours)) == bits(vars(eager)), number
+
+
+@pytest.mark.parametrize(("value", "first", "then"), [(0.0, 0.5, 0.7), (math.nan, 0.5, math.inf), (math.inf, 2.0, 3.0)])
+def test_formulas_of_other_keys_that_give_the_same_of_one_value(value: float, first: float, then: float) -> None:
+    """As 0 times any factor."""
+    factor = [first]
+
+    def body(s: Any, x: Tensor) -> Tensor:
+        s.log += (x.mean().item() * factor[0],)
+        return x * 2
+
+    def value_of(number: int) -> float:
+        factor[0] = first if number < 12 else then
+        return value if number in range(12, 17) else varied(number)
+
+    both(body, value_of, log=())
+
+    def logged(s: Any, x: Tensor) -> Tensor:
+        s.last = x.mean().item() - factor[0]
+        s.other = x.mean().item() * factor[0]
+        return x * 2
+
+    both(logged, value_of, last=0.0, other=0.0)
