@@ -28,8 +28,8 @@ typedef struct {
     PyObject *defaults_of; /* a Python function, or None */
     PyObject *defaults;    /* its default values then */
     PyObject *in_capture;  /* a function, or None where nothing is ever captured by others */
-    PyObject *check;       /* compares metadata of all tensors, and with it the dispatch keys of this thread */
-    PyObject *arguments;   /* a tuple for them, which nobody else has and the collector does not see; or NULL */
+    Comparison all;        /* compares metadata of all tensors, and with it the dispatch keys of this thread */
+    Trusted trusted;       /* those that need not be compared again */
     PyObject *receiver;    /* a weak reference, or None */
     PyObject *kind;        /* its type */
     PyObject *guards;      /* Guards: other parts of the key are as they were; or None */
@@ -40,7 +40,6 @@ typedef struct {
     PyObject *nodes;       /* how containers among the values are opened, see ``opened.c``; or None */
     Steps steps;           /* holds references, too */
     Py_ssize_t least, most; /* values that a call may give: the others are defaults */
-    int loose;             /* first dimensions of some tensors may have other strides */
     Placed *placed;        /* one for each tensor */
     Py_ssize_t apart;      /* how many have an ``order`` */
     int shares;            /* some share memory */
@@ -111,8 +110,8 @@ static int is_bare(PyObject *tensor)
     return own == NULL || *own == NULL || PyDict_GET_SIZE(*own) == 0;
 }
 
-/* Torch's own comparison: 1, 0, -1. The tuple that it takes is kept from call to call. */
-static int has_metadata(FastPath *self, PyObject *const *tensors, Py_ssize_t count)
+/* Torch's own comparison: 1, 0, -1. */
+static int has_metadata(Comparison *self, PyObject *const *tensors, Py_ssize_t count)
 {
     int flags = PyCFunction_CheckExact(self->check) ? PyCFunction_GET_FLAGS(self->check) : 0;
     if (count == 0 || !(flags & METH_VARARGS))
@@ -142,6 +141,33 @@ static int has_metadata(FastPath *self, PyObject *const *tensors, Py_ssize_t cou
     return same;
 }
 
+/* The tensors have the metadata of those of the call that the path was made for: 1 with their addresses, 0, -1.
+   ``trusted``: only those are looked at that are not. */
+static int are_alike(FastPath *self, PyObject *const *tensors, uint64_t *addresses, int trusted)
+{
+    PyObject *looked_at[MOST_VALUES];
+    Py_ssize_t count = 0;
+#define IS_LOOKED_AT(i) (!trusted || self->trusted.known[i].kind == UNTRUSTED)
+    for (Py_ssize_t i = 0; i < self->steps.tensors; i++)
+        if (IS_LOOKED_AT(i)) {
+            int nested = is_nested(tensors[i]);
+            if (nested)
+                return nested < 0 ? -1 : 0;
+            looked_at[count++] = tensors[i];
+        }
+    int same = has_metadata(trusted ? &self->trusted.others : &self->all, looked_at, count);
+    for (Py_ssize_t i = 0; same > 0 && i < self->steps.tensors; i++)
+        if (IS_LOOKED_AT(i)) {
+            int read = is_plain_tensor(tensors[i]) && read_address(tensors[i], &addresses[i]);
+            if (!read && address_of(tensors[i], &addresses[i]) < 0)
+                return -1;
+            same = self->placed[i].alignment == ANYWHERE || (addresses[i] & 63) == self->placed[i].alignment;
+            if (same && self->placed[i].leading)
+                same = leads(tensors[i], self->placed[i].leading);
+        }
+    return same;
+}
+
 /* Arguments of the same kinds: 1 with the tensors and their addresses, 0, -1. */
 static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uint64_t *addresses)
 {
@@ -149,9 +175,6 @@ static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uin
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->constants); i++) {
         PyObject *constant = PyTuple_GET_ITEM(self->constants, i);
         if (constant == self->steps.miss) {
-            int nested = is_nested(values[i]);
-            if (nested)
-                return nested < 0 ? -1 : 0;
             tensors[count++] = values[i];
         } else {
             int equal = same_value(constant, values[i]);
@@ -159,21 +182,21 @@ static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uin
                 return equal;
         }
     }
-    int same = has_metadata(self, tensors, count);
-    for (Py_ssize_t i = 0; same > 0 && i < count; i++) {
-        int read = is_plain_tensor(tensors[i]) && read_address(tensors[i], &addresses[i]);
-        if (!read && address_of(tensors[i], &addresses[i]) < 0)
-            return -1;
-        same = self->placed[i].alignment == ANYWHERE || (addresses[i] & 63) == self->placed[i].alignment;
-    }
+    int trusted = trusted_hold(&self->trusted, tensors, addresses);
+    int same = trusted < 0 ? -1 : are_alike(self, tensors, addresses, trusted);
     for (Py_ssize_t i = 0; same > 0 && i < count; i++)
         same = is_bare(tensors[i]);
-    for (Py_ssize_t i = 0; same > 0 && self->loose && i < count; i++)
-        if (self->placed[i].leading)
-            same = leads(tensors[i], self->placed[i].leading);
     if (same > 0 && self->shares)
         same = share_alike(self, tensors, addresses);
-    return same > 0 ? are_apart(self, addresses) : same;
+    if (same > 0)
+        same = are_apart(self, addresses);
+    if (same > 0 && !trusted) {
+        if (self->trusted.takes == 0 && self->taken % TIMED_EVERY == 0) /* what was of no use may be of use later */
+            self->trusted.takes = 1;
+        if (take_trusted(&self->trusted, tensors, addresses) < 0)
+            return -1;
+    }
+    return same;
 }
 
 /* The world around the call is as it was: 1, 0, -1. Modes and the function are looked at before. */
@@ -380,7 +403,7 @@ static PyMethodDef methods[] = {
 };
 
 #define OBJECTS(X) \
-    X(modes) X(defaults_of) X(defaults) X(in_capture) X(check) X(guards) X(receiver) X(kind) \
+    X(modes) X(defaults_of) X(defaults) X(in_capture) X(all.check) X(guards) X(receiver) X(kind) \
     X(in_use) X(trees) X(tree_key) \
     X(constants) X(nodes) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
     X(steps.counters) X(steps.marks) X(steps.replay) X(steps.ready) X(steps.attach) X(steps.tell) X(steps.raised)
@@ -390,6 +413,8 @@ static int path_traverse(PyObject *object, visitproc visit, void *arg)
     FastPath *self = (FastPath *)object;
 #define VISIT(name) Py_VISIT(self->name);
     OBJECTS(VISIT)
+    Py_VISIT(self->trusted.make);
+    Py_VISIT(self->trusted.others.check);
     return 0;
 }
 
@@ -398,6 +423,7 @@ static int path_clear(PyObject *object)
     FastPath *self = (FastPath *)object;
 #define CLEAR(name) Py_CLEAR(self->name);
     OBJECTS(CLEAR)
+    end_trusted(&self->trusted);
     return 0;
 }
 
@@ -405,7 +431,7 @@ static void path_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
     path_clear(self);
-    Py_XDECREF(((FastPath *)self)->arguments);
+    Py_XDECREF(((FastPath *)self)->all.arguments);
     PyMem_Free(((FastPath *)self)->placed);
     Py_TYPE(self)->tp_free(self);
 }
@@ -436,7 +462,6 @@ static int set_tensors(
             return -1;
         self->placed[i].alignment = (uint8_t)found[0];
         self->placed[i].leading = (uint8_t)(ones < 255 ? ones : 255); /* torch has no more than 64 dimensions */
-        self->loose |= ones > 0;
         self->placed[i].span = (uint64_t)found[1];
         self->placed[i].leader = (uint16_t)found[2];
         self->placed[i].shift = (uint64_t)found[3];
@@ -459,19 +484,19 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
         "guards", "receiver", "kind", "in_use", "trees", "tree", "counters", "marks",
         "replay", "ready", "constants", "nodes", "alignments", "leading", "spans", "order", "shared", "least", "most", "verifies", "attach",
-        "tell", "raised", NULL};
+        "tell", "raised", "others", "static", NULL};
     FastPath given = {0};
     Steps *steps = &given.steps;
-    PyObject *alignments, *leading, *spans, *order, *shared;
+    PyObject *alignments, *leading, *spans, *order, *shared, *others, *is_static;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!OO!O!O!O!O!nnpOOO", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!OO!O!O!O!O!nnpOOOOO!", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
-            &given.in_capture, &given.check, &given.guards, &given.receiver,
+            &given.in_capture, &given.all.check, &given.guards, &given.receiver,
             &given.kind, &given.in_use, &PyDict_Type, &given.trees, &given.tree_key, &steps->counters,
             &steps->marks, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants, &given.nodes,
             &PyTuple_Type, &alignments,
             &PyTuple_Type, &leading, &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most,
-            &steps->verifies, &steps->attach, &steps->tell, &steps->raised))
+            &steps->verifies, &steps->attach, &steps->tell, &steps->raised, &others, &PyTuple_Type, &is_static))
         return NULL;
     Py_ssize_t opened = PyTuple_GET_SIZE(given.constants);
     if (given.nodes != Py_None && !are_nodes(given.nodes)) {
@@ -482,7 +507,7 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     given.steps.tensors = PyTuple_GET_SIZE(alignments);
     if (opened > MOST_VALUES || given.steps.count > MOST_VALUES || given.steps.tensors > opened ||
         given.most > given.steps.count || PyTuple_GET_SIZE(spans) != given.steps.tensors ||
-        PyTuple_GET_SIZE(leading) != given.steps.tensors ||
+        PyTuple_GET_SIZE(leading) != given.steps.tensors || PyTuple_GET_SIZE(is_static) != given.steps.tensors ||
         !is_modes(given.modes) ||
         (given.guards != Py_None && !is_guards(given.guards)) ||
         (given.receiver != Py_None && !PyWeakref_Check(given.receiver)) ||
@@ -502,7 +527,8 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->left = -1;
     self->least = given.least;
     self->most = given.most;
-    if (set_tensors(self, alignments, leading, spans, order, shared) < 0)
+    if (set_tensors(self, alignments, leading, spans, order, shared) < 0 ||
+        begin_trusted(&self->trusted, others, is_static) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }

@@ -9,7 +9,7 @@ typedef struct {
     Caller count;      /* a function: strong holders of the storage at an address */
     PyObject *storage; /* the storage's object */
     int unused;        /* nobody used it, and nothing was handed out since: so nobody does. Only known of what C hands
-                          out, and not where an alias is handed out again, which others may have weakly */
+                          out; not where others may have it weakly */
     uint64_t place;     /* where its tensors are handed out; 0: none was */
     long long alone;    /* holders while nobody uses it */
     Py_ssize_t objects; /* references to the object then */
@@ -50,11 +50,18 @@ Py_ssize_t storage_references(PyObject *watch)
 
 /* The watches whose alias is kept apart: address of the alias -> address of the watch. They leave it when they end. */
 static PyObject *kept_apart;
+static uint64_t times_changed; /* that one of them left it, went on to others, or is known again not to be with others */
+
+uint64_t apart_number(void)
+{
+    return times_changed;
+}
 
 static void leave_apart(StorageWatch *self)
 {
     if (!self->apart)
         return;
+    times_changed++;
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback); /* a watch may end while an exception is on its way */
     PyObject *key = PyLong_FromVoidPtr(self->again);
@@ -65,31 +72,34 @@ static void leave_apart(StorageWatch *self)
     PyErr_Restore(type, error, traceback);
 }
 
+/* The watch whose alias, kept apart, this is; NULL, with an exception or without one. */
+static StorageWatch *watch_of_alias(PyObject *tensor)
+{
+    PyObject *key = PyLong_FromVoidPtr(tensor), *found = key == NULL ? NULL : PyDict_GetItemWithError(kept_apart, key);
+    Py_XDECREF(key);
+    return found == NULL ? NULL : (StorageWatch *)PyLong_AsVoidPtr(found);
+}
+
 /* Somebody but a replay gets this tensor, and may leave it to autograd or make views of it. What nobody keeps apart is
    counted anyway. */
 static int tell_use(PyObject *tensor)
 {
     if (PyDict_GET_SIZE(kept_apart) == 0)
         return 0;
-    PyObject *key = PyLong_FromVoidPtr(tensor), *found = key == NULL ? NULL : PyDict_GetItemWithError(kept_apart, key);
-    Py_XDECREF(key);
-    if (found != NULL)
-        ((StorageWatch *)PyLong_AsVoidPtr(found))->went_on = 1;
+    StorageWatch *watch = watch_of_alias(tensor);
+    if (watch != NULL) {
+        watch->went_on = 1;
+        times_changed++;
+    }
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Somebody got hold of the alias, or put it on other memory: 1, 0, -1. Whoever has it weakly does not use it. */
-static int alias_is_held(StorageWatch *self)
+int is_kept_apart(PyObject *tensor)
 {
-    if (Py_REFCNT(self->again) != self->references || Py_REFCNT(self->storage) > self->objects)
-        return 1;
-    if (self->apart && !self->went_on)
+    if (PyDict_GET_SIZE(kept_apart) == 0)
         return 0;
-    long long number = number_of(PyObject_CallOneArg(self->uses, self->again));
-    if (number < 0 || number != self->holders)
-        return number < 0 ? -1 : 1;
-    number = storage_holders((PyObject *)self);
-    return number < 0 ? -1 : number != self->alone;
+    const StorageWatch *watch = watch_of_alias(tensor);
+    return watch == NULL ? (PyErr_Occurred() ? -1 : 0) : !watch->went_on;
 }
 
 /* Nobody waits for the end of an object, or finds something by it: there are no weak references but ``ours``. */
@@ -99,6 +109,24 @@ static int is_unwatched(PyObject *object, PyObject *ours)
         return 1;
     PyWeakReference *first = *(PyWeakReference **)PyObject_GET_WEAKREFS_LISTPTR(object);
     return first == NULL || ((PyObject *)first == ours && first->wr_next == NULL && Py_REFCNT(ours) == 1);
+}
+
+/* Somebody got hold of the alias, or put it on other memory: 1, 0, -1. Whoever has it weakly does not use it, but may
+   come to: then torch is asked each time. */
+static int alias_is_held(StorageWatch *self)
+{
+    if (Py_REFCNT(self->again) != self->references || Py_REFCNT(self->storage) > self->objects)
+        return 1;
+    if (self->apart && !self->went_on)
+        return 0;
+    if (self->unused && is_unwatched(self->again, NULL) && is_unwatched(self->storage, NULL))
+        return 0;
+    long long number = number_of(PyObject_CallOneArg(self->uses, self->again));
+    if (number < 0 || number != self->holders)
+        return number < 0 ? -1 : 1;
+    number = storage_holders((PyObject *)self);
+    self->unused = number == self->alone;
+    return number < 0 ? -1 : number != self->alone;
 }
 
 /* Somebody uses the storage: 1, 0, -1. */
@@ -213,7 +241,8 @@ static PyObject *taken_again(PyObject *watch, PyObject *ours)
     PyErr_Clear();
     if (!free)
         return NULL;
-    self->went_on = 0;
+    times_changed += (uint64_t)(self->apart && self->went_on);
+    self->went_on = self->unused = 0;
     if (self->shown && !is_bare(self, ours)) {
         Py_DECREF(watch_part(watch, NULL)); /* weak references end */
         return NULL;

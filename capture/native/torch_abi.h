@@ -59,6 +59,45 @@ int is_as_known(PyObject *tensor, const KnownTensor *known);
 /* All of these tensors have the class, metadata and address that are known of them: 1, 0, -1. */
 int are_as_known(PyObject *const *tensors, const KnownTensor *known, Py_ssize_t count);
 
+/* A comparison of the metadata of tensors, and the tuple that it takes, which is kept from call to call. */
+typedef struct {
+    PyObject *check;
+    PyObject *arguments; /* a tuple that nobody else has and the collector does not see; or NULL */
+} Comparison;
+
+/* What is known of a tensor of a call, see ``trusted.c``. */
+typedef struct {
+    enum { UNTRUSTED, APART, STATIC } kind;
+    const PyObject *object; /* its address; not kept */
+    PyObject *reference;    /* STATIC: weak */
+    KnownTensor meta;       /* STATIC */
+    uint64_t address;
+} Trust;
+
+typedef struct {
+    Py_ssize_t count;  /* tensors of a call */
+    Trust *known;
+    char *is_static;   /* of each: its argument is declared so */
+    PyObject *make;    /* gives the comparison of the others, whose tensors and positions it takes */
+    Comparison others;
+    uint64_t apart;    /* ``apart_number`` when they were noted */
+    int holds;         /* something is noted */
+    unsigned takes;    /* times that it may be noted anew */
+} Trusted;
+
+/* ``is_static``: a tuple of one truth a tensor. 0, -1. */
+int begin_trusted(Trusted *self, PyObject *make, PyObject *is_static);
+void forget_trusted(Trusted *self);
+void end_trusted(Trusted *self);
+/* All that are trusted are as they were, and their addresses are written; the others are not looked at. 1, 0, -1. */
+int trusted_hold(Trusted *self, PyObject *const *tensors, uint64_t *addresses);
+/* Torch's comparison found these as they have to be: notes which of them to trust. 0, -1. */
+int take_trusted(Trusted *self, PyObject *const *tensors, const uint64_t *addresses);
+/* Replays alone get this tensor, and none of them said that it went on to others: 1, 0, -1. */
+int is_kept_apart(PyObject *tensor);
+/* Another number once this is true of others than before. */
+uint64_t apart_number(void);
+
 int add_torch_abi(PyObject *module);
 int add_static_tensors(PyObject *module);
 

@@ -7,6 +7,7 @@ they share memory, and the guards of the rest of the key. A call that differs go
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 import weakref
@@ -236,7 +237,20 @@ def _path(
         alignments=tuple(begins), leading=leading, spans=spans,
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
         attach=goes_on.attach, tell=goes_on.tell, raised=goes_on.raised,
+        others=functools.partial(_comparison_of, leading), static=_static_ones(captured, opened),
     )  # fmt: skip
+
+
+def _comparison_of(leading: Sequence[int], tensors: Sequence[torch.Tensor], positions: Sequence[int]) -> Any:
+    """The comparison of the metadata of some of the tensors."""
+    return capabilities.metadata_guard(tensors, [leading[position] for position in positions])
+
+
+def _static_ones(captured: Captured, opened: Values) -> tuple[bool, ...]:
+    """Of each tensor, whether it is an argument that is declared static: mostly the same object in every call."""
+    static = frozenset(captured.annotation.static)
+    names = captured.binder.names if static else ()  # containers are not opened then
+    return tuple([bool(names) and names[at] in static for at, leaf in enumerate(opened) if type(leaf) in _KINDS])
 
 
 def _nowhere(position: int) -> bool:
