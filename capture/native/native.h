@@ -297,6 +297,10 @@ long long storage_holders(PyObject *watch);
 /* Python references to the object of a watched storage. */
 Py_ssize_t storage_references(PyObject *watch);
 int is_storage_watch(PyObject *one);
+/* Replays alone get this tensor, and none of them said that it went on to others: 1, 0, -1. */
+int is_kept_apart(PyObject *tensor);
+/* Another number once this is true of others than before. */
+uint64_t apart_number(void);
 /* Where tensors on a watched storage are handed out; 0: none was. */
 uint64_t place_handed_out(PyObject *watch);
 

@@ -87,16 +87,11 @@ typedef struct {
 
 /* ``is_static``: a tuple of one truth a tensor. 0, -1. */
 int begin_trusted(Trusted *self, PyObject *make, PyObject *is_static);
-void forget_trusted(Trusted *self);
 void end_trusted(Trusted *self);
 /* All that are trusted are as they were, and their addresses are written; the others are not looked at. 1, 0, -1. */
 int trusted_hold(Trusted *self, PyObject *const *tensors, uint64_t *addresses);
 /* Torch's comparison found these as they have to be: notes which of them to trust. 0, -1. */
 int take_trusted(Trusted *self, PyObject *const *tensors, const uint64_t *addresses);
-/* Replays alone get this tensor, and none of them said that it went on to others: 1, 0, -1. */
-int is_kept_apart(PyObject *tensor);
-/* Another number once this is true of others than before. */
-uint64_t apart_number(void);
 
 int add_torch_abi(PyObject *module);
 int add_static_tensors(PyObject *module);

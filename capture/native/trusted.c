@@ -14,9 +14,9 @@
 
 #define MOST_TAKES 16 /* that were of no use */
 
-void forget_trusted(Trusted *self)
+static void forget_trusted(Trusted *self)
 {
-    for (Py_ssize_t i = 0; self->known != NULL && i < self->count; i++) {
+    for (Py_ssize_t i = 0; self->known != NULL && i < self->count; i++) { /* it may never have begun */
         forget_tensor(&self->known[i].meta);
         Py_CLEAR(self->known[i].reference);
         self->known[i].kind = UNTRUSTED;
@@ -31,6 +31,7 @@ void end_trusted(Trusted *self)
     PyMem_Free(self->is_static);
     self->known = NULL;
     self->is_static = NULL;
+    self->count = 0;
     Py_CLEAR(self->others.check);
     Py_CLEAR(self->others.arguments);
     Py_CLEAR(self->make);
@@ -86,7 +87,7 @@ static int take(Trust *known, PyObject *tensor, int is_static)
     return 1;
 }
 
-/* The comparison of all others, if it is not there for the very same ones: 0, -1. */
+/* Makes the comparison of all others: 0, -1. */
 static int compare_others(Trusted *self, PyObject *const *tensors)
 {
     PyObject *others = PyList_New(0), *positions = PyList_New(0);
@@ -111,6 +112,7 @@ int take_trusted(Trusted *self, PyObject *const *tensors, const uint64_t *addres
         return 0;
     self->takes--;
     forget_trusted(self);
+    self->apart = apart_number(); /* before the first look: what changes meanwhile makes it another one */
     Py_ssize_t trusted = 0;
     for (Py_ssize_t i = 0; i < self->count; i++) {
         if (!is_plain_tensor(tensors[i]) || addresses[i] == 0 || (i == self->count - 1 && trusted == i))
@@ -125,7 +127,6 @@ int take_trusted(Trusted *self, PyObject *const *tensors, const uint64_t *addres
     }
     if (trusted == 0)
         return 0;
-    self->apart = apart_number();
     if (compare_others(self, tensors) < 0) {
         forget_trusted(self);
         return -1;
