@@ -18,6 +18,7 @@ import torch
 from attrs import frozen
 
 from capture.guards.names_used import Names
+from capture.key.attributes import MISSING
 from capture.key.packages import is_library, package_of
 from capture.key.pytree import PLAIN_TYPES
 
@@ -45,6 +46,11 @@ def _of_decimal() -> object:
     return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps
 
 
+def _flags_of_decimal() -> object:
+    flags = sys.modules["decimal"].getcontext().flags
+    return tuple([bool(flags[flag]) for flag in flags])
+
+
 def _of_numpy() -> object:
     numpy = sys.modules["numpy"]
     return tuple(numpy.geterr().values()), repr(numpy.get_printoptions())
@@ -62,6 +68,7 @@ def _locale() -> object:
 
 _TABLE = (
     _Settings("decimal.getcontext()", "decimal", _of_decimal, has_objects=True),
+    _Settings("decimal.getcontext().flags", "decimal", _flags_of_decimal, {"flags"}),
     _Settings("numpy.geterr()", "numpy", _of_numpy, has_objects=True),
     _Settings("numpy.random.get_state()", "numpy", _state_of_numpy, {"get_state"}),
     _Settings("random.getstate()", "random", lambda: sys.modules["random"].getstate(), {"getstate"}),
@@ -71,13 +78,15 @@ _TABLE = (
 )
 
 
-def asked_of_packages(names: Names, kinds: Iterable[type], functions: Iterable[Any]) -> Iterator[Asked]:
+def asked_of_packages(
+    names: Names, kinds: Iterable[type], functions: Iterable[Any], in_cells: Collection[str]
+) -> Iterator[Asked]:
     """Settings that code which mentions ``names`` can have depended on. ``kinds``: classes of the objects that it
-    reaches; ``functions``: functions in C that it reaches."""
+    reaches; ``functions``: functions in C that it reaches; ``in_cells``: packages whose modules closure cells hold."""
     mentioned = names.of_packages(())
     for function in functions:
         yield from _asked(function)
-    packages = _packages_named(names)
+    packages = _packages_named(names).union(in_cells)
     of_objects = {package_of(kind.__module__) for kind in kinds}
     for setting in _TABLE:
         is_used = setting.package in packages or (setting.has_objects and setting.package in of_objects)
@@ -100,12 +109,19 @@ def is_getter(function: Any) -> bool:
     return _GETTER.fullmatch(function.__name__) is not None and package_of(module) in sys.stdlib_module_names
 
 
-def _asked(function: Any) -> Iterator[Asked]:
+def value_given_by(function: Any) -> Any:
+    """What a getter gives: a plain value, a tuple of such, or an object that it gives each time. Else MISSING."""
     try:
-        value = function()
+        value, again = function(), function()
     except Exception:  # noqa: BLE001 - it needs arguments, so it is no getter
-        return
-    if all(type(one) in PLAIN_TYPES for one in (value if type(value) is tuple else (value,))):
+        return MISSING
+    is_plain = all(type(one) in PLAIN_TYPES for one in (value if type(value) is tuple else (value,)))
+    return value if is_plain or (value is again and type(value) is not types.FrameType) else MISSING
+
+
+def _asked(function: Any) -> Iterator[Asked]:
+    value = value_given_by(function)
+    if value is not MISSING:
         yield f"{function.__module__}.{function.__name__}()", function, value
 
 

@@ -173,8 +173,8 @@ class Names:
     scopes: dict[int, tuple[dict[str, Any], set[str]]] = field(factory=dict)
     """By ``id`` of globals: those, and the names that were looked up there."""
     stored: set[tuple[int, str]] = field(factory=set)
-    """By ``id`` of a library's globals, names that its own code sets while it runs, such as counters. They are left
-    out."""
+    """By ``id`` of a library's globals, names that its own code sets while it runs. Those that move, such as counters,
+    are left out."""
     set_only: set[str] = field(factory=set)
     """Names that users' code sets and no code looks up. Their values are guarded, too: a replay sets what the recording
     run changed, so it has to begin with the same values."""

@@ -90,6 +90,8 @@ def _cell(walk: ReadWalk, cell: types.CellType, path: str) -> None:
         read = functools.partial(_is_empty, cell)
         walk.found.guards.append(Guard("value", Source("call", read, None, path), True))
         return
+    if issubclass(type(held), types.ModuleType):
+        walk.packages.add(package_of(getattr(held, "__name__", None)))
     walk.guard_place((id(cell), None), held, Source("closure", cell, None, path))
 
 
@@ -140,10 +142,14 @@ def _attributes_of_metaclass(walk: ReadWalk, kind: type) -> None:
 
 def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
     """Go into a module: what users' code reads of it."""
-    if package_of(module.__name__) in CLOSED:
-        return
     namespace, package = module.__dict__, package_of(module.__name__)
     users, wanted = walk.names.of_packages(()), walk.names.of_packages([package])
+    if is_library(package):
+        for name in users & namespace.keys():
+            if type(namespace[name]) is types.BuiltinFunctionType:
+                walk.note_in_c(namespace[name])
+    if package in CLOSED:
+        return
     prefix = f"{module.__name__}."
     if is_library(package):
         names = {name for name in wanted if name in namespace} | (walk.names.asked - namespace.keys())
@@ -153,9 +159,6 @@ def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
             prefix,
             lambda name, value: name in users and (opens_of_library(name, value) or _is_asked(value, users)),
         )
-        for name in names & users:
-            if type(namespace.get(name)) is types.BuiltinFunctionType:
-                walk.note_in_c(namespace[name])
         if type(module) is not types.ModuleType:
             computed = dir(type(module)) if walk.names.is_computed else ()
             _given_by_class(walk, module, (users | {*computed}) - namespace.keys(), prefix)

@@ -6,6 +6,7 @@ import array
 import contextvars
 import functools
 import gc
+import io
 import operator
 import random
 import sys
@@ -171,7 +172,7 @@ def _iterator(walk: ReadWalk, value: Any, path: str) -> None:
     """An iterator that code looks at without taking from it: how much is left, or a copy of it. One that code takes
     from moves, and the call is eager; one that only others take from must not drop a recording."""
     asked = _ASKING_FOR_POSITION.intersection(walk.names.of_packages(()))
-    if not asked and "copy" not in walk.names.by_package:
+    if not asked and ("copy" not in walk.names.by_package or issubclass(type(value), io.IOBase)):  # no file is copied
         return
     position = position_of(value)
     if position is UNKNOWN:

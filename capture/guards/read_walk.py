@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
-from capture.guards.ambient import asked_of_packages, is_getter
+from capture.guards.ambient import asked_of_packages, is_getter, value_given_by
 from capture.guards.answers import same_answers
 from capture.guards.guard import Guard, Referent, itself
 from capture.guards.names_used import SPECIAL, Names
@@ -30,6 +30,7 @@ from capture.key.input_places import InputPlace, may_be_input
 from capture.key.numpy_arrays import windows_in
 from capture.key.packages import is_library, package_of, users_modules
 from capture.key.pytree import PLAIN_TYPES
+from capture.state.moving_names import moves
 from capture.state.snapshot import Members
 from capture.state.source import Source
 from capture.torch_private.dynamo import COMPILERS, MODULE_PREFIX
@@ -121,12 +122,16 @@ class ReadWalk:
     """``id`` of modules that compiled code reads by names that Dynamo gave them."""
     _getters: dict[int, Any] = field(factory=dict)
     """Functions in C that may tell of a setting, by ``id``."""
+    packages: set[str] = field(factory=set)
+    """Of modules that closure cells of users' functions hold."""
 
     def note_in_c(self, function: types.BuiltinFunctionType) -> None:
         """Note a function in C, not a method, that users' code may call: it may be a getter of a setting."""
         self.builtins.add(function.__name__)
-        if is_getter(function):
+        if is_getter(function) and id(function) not in self._getters:
             self._getters[id(function)] = function
+            if (value := value_given_by(function)) is not MISSING:
+                self.enter(value, f"{function.__module__}.{function.__name__}()")
 
     # --------------------------------------------------------------------------------------------------- from the top
 
@@ -228,7 +233,7 @@ class ReadWalk:
         absent, there = [], []
         for name in wanted:
             value = scope.get(name, MISSING)
-            if (id(scope), name) in self.names.stored:
+            if (id(scope), name) in self.names.stored and moves(scope, name):
                 continue
             before = self.changed.get((id(scope), name), value)
             if type(before) is Replaced and self._is_set_only(name):
@@ -284,7 +289,7 @@ class ReadWalk:
             guards.append(Guard("value", Source("call", read, None, "registered with abstract classes"), read()))
         asked = itertools.chain(
             asked_of_torch(self.names.of_packages(self.names.by_package) | self.builtins),
-            asked_of_packages(self.names, self._classes_met, self._getters.values()),
+            asked_of_packages(self.names, self._classes_met, self._getters.values(), self.packages),
         )
         for path, read, value in asked:
             guards.append(Guard("value", Source("call", read, None, path), value))
@@ -655,14 +660,14 @@ def and_wrapped(original: Any) -> Iterator[Any]:
 
 
 def opens_of_library(name: str, value: Any) -> bool:
-    """Whether to go into a member of a library's module: functions, classes, modules, small containers such as tables
-    of hooks, and what others put there. All else concerns the library alone."""
+    """Whether to go into a member of a library's module: what its functions read there may be set by others, as the
+    level of the first logger is. Not into large tables, which it makes for itself, and functions in C."""
     kind = type(value)
     if issubclass(kind, (types.FunctionType, types.ModuleType, type)):
         return True
     if issubclass(kind, (dict, list)):
         return len(value) <= _SMALL
-    return not is_library(package_of(kind.__module__))
+    return not issubclass(kind, types.BuiltinFunctionType)
 
 
 def _handle_of(forward: Any) -> Any:

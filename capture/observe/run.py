@@ -37,7 +37,7 @@ from capture.observe.probes.metadata_reads import stand_ins, unkeyed_reads
 from capture.observe.probes.printing import printing, telling
 from capture.observe.run_notes import SEEDING
 from capture.observe.trace import RunTrace
-from capture.state import body_run, diff, effects, snapshot
+from capture.state import body_run, diff, effects, moving_names, snapshot
 from capture.state.call import Call
 from capture.state.code_run import CodeRun, code_run
 from capture.state.optimizers import is_stand_in
@@ -191,9 +191,8 @@ def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None =
             _active.remove(watch)
         around.put_back(errors[0])
 
-    with call.optimizers.steps_noted(
-        watch.trace
-    ):  # its hooks are there before the state is noted, and until it is compared
+    # the hooks of optimizers are there before the state is noted, and until it is compared
+    with call.optimizers.steps_noted(watch.trace), moving_names.noted():
         run: ObservedRun = native.guarded(_run_watched, (call, watch, values, around), mend)
     return run
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import calendar
 import decimal
 import faulthandler
+import functools
 import gc
 import importlib
+import json
 import locale
+import logging
 import random
+import reprlib
+import socket
 import sys
+import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +52,50 @@ def _trapped() -> float:
 _ARRAY = np.array([1.23456789])
 
 
+def _precision_by_a_name_of_its_own() -> Callable[[], float]:
+    import numpy as own
+
+    return lambda: float(own.get_printoptions()["precision"])
+
+
+def _no_trace(*_: object) -> None:
+    """Traces nothing."""
+
+
 SETTINGS: dict[str, Setting] = {
+    "level of the first logger": (
+        lambda: 2.0 if logging.getLogger().isEnabledFor(logging.INFO) else 3.0, logging.root.setLevel, 30, 10,
+    ),
+    "object of a library that only its code reads": (
+        lambda: float(calendar.firstweekday()), calendar.setfirstweekday, 0, 3,
+    ),
+    "attribute of such an object": (
+        lambda: float(len(reprlib.repr([*range(9)]))), lambda most: setattr(reprlib.aRepr, "maxlist", most), 6, 2,
+    ),
+    "encoder": (
+        lambda: float(len(json.dumps([1, 2]))),
+        lambda text: setattr(json._default_encoder, "item_separator", text), ", ", ",   ",  # type: ignore[attr-defined]
+    ),
+    "name of the first thread": (
+        lambda: float(len(threading.main_thread().name)),
+        lambda name: setattr(threading.main_thread(), "name", name), "MainThread", "First",
+    ),
+    "what its own code sets where it is missing": (
+        lambda: float(len(tempfile.gettempdir())), lambda folder: setattr(tempfile, "tempdir", folder), "/tmp", "/usr",
+    ),
+    "getter of a closed package": (
+        lambda: socket.getdefaulttimeout() or 1.0, socket.setdefaulttimeout, None, 2.0,
+    ),
+    "getter that gives an object": (
+        lambda: 2.0 if sys.gettrace() is None else 3.0, sys.settrace, None, _no_trace,
+    ),
+    "package in a closure cell": (
+        _precision_by_a_name_of_its_own(), lambda digits: np.set_printoptions(precision=digits), 8, 2,
+    ),
+    "decimal flags": (
+        lambda: 2.0 if decimal.getcontext().flags[decimal.Inexact] else 3.0,
+        lambda value: decimal.getcontext().flags.__setitem__(decimal.Inexact, value), False, True,
+    ),
     "printoptions, of an array that is there": (
         lambda: float(len(str(_ARRAY))), lambda digits: np.set_printoptions(precision=digits), 8, 2,
     ),
@@ -114,6 +165,30 @@ def test_a_setting_of_a_package(name: str, request: pytest.FixtureRequest) -> No
             for _ in range(5):
                 assert torch.equal(body(x), x * read())
             assert recordings(body).replays > replays
+
+
+@pytest.mark.filterwarnings("ignore:CG204")
+def test_a_function_of_a_module_logs_once_the_level_says_so(
+    caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(functools.partial(logging.root.setLevel, logging.root.level))
+    logging.root.setLevel(logging.WARNING)
+
+    @capture
+    def body(x: torch.Tensor) -> torch.Tensor:
+        logging.debug("said by the body")
+        return x * 2
+
+    x = torch.ones(3, device=DEVICE)
+    with torch.no_grad():
+        for _ in range(6):
+            body(x)
+        assert recordings(body).replays == 4
+        assert not caplog.records
+        logging.getLogger().setLevel(logging.DEBUG)
+        for _ in range(3):
+            body(x)
+        assert len(caplog.records) == 3
 
 
 @pytest.mark.filterwarnings("ignore:CG204")
