@@ -626,15 +626,19 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
 def _floats_ask_no_more(
     captured: Captured, call: Call, decisions: Decisions, first: _Seen, own: Sequence[Number]
 ) -> bool:  # fmt: skip
-    """A float asks nothing of a whole number on its right (``0.25 > n``), and no other whole number with the same
-    answers need show it. So a run has floats in the place of whole numbers that it reads, and asks the same."""
+    """A float on the left of a whole number (``0.25 > n``, ``0.1 * n``) asks it nothing, and no other whole number with
+    the same answers need show it. So a run has numbers that such a float asks, and computes and asks the same."""
     read = {} if first.reads is None else first.reads.read
-    if not any(type(value) is int for value in read.values()):
+    if not any(type(value) is int for value in (*own, *read.values())):
         return True
-    floats = {number: float(value) for number, value in read.items()}
-    seen = _seen(captured, call, decisions.positions, own, frozenset(read), floats)
-    asked, asked_by_floats = ({one.text for one in run.noting.questions} for run in (first, seen))
-    return asked == asked_by_floats and not seen.noting.is_read
+    try:
+        seen = _seen(captured, call, decisions.positions, own, frozenset(read), read, has_wholes=True)
+    except Exception as error:
+        run = body_run.current()
+        if run is None or run.error is not error:
+            raise
+        return False  # the body takes no such numbers
+    return not seen.noting.is_read and first.noting.texts() == seen.noting.texts()
 
 
 def _numbers_among(seen: _Seen, own: Sequence[Number]) -> tuple[Formula, ...]:
@@ -696,11 +700,11 @@ def _may_give(captured: Captured, call: Call) -> bool:
 
 def _seen(
     captured: Captured, call: Call, positions: Sequence[int], numbers: Sequence[Number], wanted: frozenset[int],
-    given: Mapping[int, Any] | None = None,
+    given: Mapping[int, Any] | None = None, *, has_wholes: bool = False,
 ) -> _Seen:  # fmt: skip
     """Watch the body with these numbers, and undo it. ``wanted``: reads that are noted; ``given``: what it gets."""
     is_alone = not others_may_run()
-    noting = Noting(asks=True, keeps=bool(wanted))
+    noting = Noting(asks=True, keeps=bool(wanted), has_wholes=has_wholes)
     reads = NotedReads(noting, wanted, tuple(positions), {} if given is None else given) if wanted else None
     with_notes = evolve(call, values=with_numbers(call.values, positions, noting.begin(numbers)))
     amounts = dict[int, int]()

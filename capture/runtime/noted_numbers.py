@@ -5,7 +5,8 @@ A body gets ``Noted`` numbers in the place of its own in one watched run. Arithm
 numbers again (``-lr``, ``1 - lr * decay``); operators take their values without any of this. Comparing one, printing it
 or looking something up by it makes ``is_read`` true: the body may take another way for another number. What reads a
 number in C and calls no method of it stays unnoticed here, above all indices and lengths of ``range``, which take the
-value of an ``int``: a second run with another number has to tell (``numbers.noted_run``).
+value of an ``int``: a second run with another number has to tell (``numbers.noted_run``). So does a float on the left
+of a whole number: for that there are runs in which these are of a class that it asks (``NotedWhole``).
 
 Where a run ``asks``, a comparison is no reason to give up: it is kept as a question with its answer (``decisions``).
 """
@@ -172,6 +173,8 @@ class Noting:
     """What is computed may be kept and returned, texts too (``formulas``)."""
     questions: dict[Question, Any] = field(factory=dict)
     """Questions with their answers, in the order in which they were asked."""
+    has_wholes: bool = False
+    """Whole numbers are ``NotedWhole``."""
 
     def noted(self, value: Number | str, formula: Formula) -> Any:
         """The number, to be given to the body."""
@@ -181,7 +184,9 @@ class Noting:
             self.is_read = True
         if self.asks and formula.may_raise():
             self.asked("raises", (formula,), "")
-        kinds: dict[type, Any] = {float: NotedFloat, int: NotedInt, str: NotedText}
+        is_whole = self.has_wholes and type(value) is int and abs(value) < _LARGEST
+        self.is_read = self.is_read or (self.has_wholes and type(value) is int and not is_whole)
+        kinds: dict[type, Any] = {float: NotedFloat, int: NotedWhole if is_whole else NotedInt, str: NotedText}
         number: Any = kinds[type(value)](value)
         number.noting, number.formula = self, formula
         return number
@@ -221,6 +226,10 @@ class Noting:
         self.is_read = self.is_read or self.count_questions() > _MOST_QUESTIONS
         return answer
 
+    def texts(self) -> set[str]:
+        """All that was computed and asked."""
+        return {one.text() for one in self.formulas.values()} | {one.text for one in self.questions}
+
     def count_questions(self) -> int:
         """How often the body itself asks."""
         return sum(question.operation != "raises" for question in self.questions)
@@ -235,6 +244,8 @@ def _is_told_apart(operation: str, operands: Sequence[Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) is NotedWhole:
+        return int(float.__pos__(value))
     kind = _KINDS.get(type(value))
     return value if kind is None else kind.__new__(kind, kind.__pos__(value))
 
@@ -253,6 +264,16 @@ class NotedInt(int):
     formula: Formula
 
 
+class NotedWhole(float):
+    """An int that is noted, also by floats on its left: a float leaves ``0.5 * n`` and ``0.5 < n`` to the class of the
+    number on its right only where that is a subclass of its own. All methods are those of an int."""
+
+    __class__ = property(lambda _: int)  # what ``isinstance`` looks at, besides
+
+    noting: Noting
+    formula: Formula
+
+
 class NotedText(str):
     """The text of a number that is noted."""
 
@@ -262,8 +283,8 @@ class NotedText(str):
     formula: Formula
 
 
-Noted = (NotedFloat, NotedInt, NotedText)
-_KINDS: dict[type, Any] = {NotedFloat: float, NotedInt: int}
+Noted = (NotedFloat, NotedInt, NotedWhole, NotedText)
+_KINDS: dict[type, Any] = {NotedFloat: float, NotedInt: int, NotedWhole: int}
 
 
 def plain_of(value: Any) -> Any:
@@ -276,7 +297,7 @@ def _reading(kind: type, name: str) -> Callable[..., Any]:
 
     def method(self: Any, *args: Any) -> Any:
         try:
-            result = plain(self, *args)
+            result = plain(_plain(self) if type(self) is NotedWhole else self, *args)
         except Exception:
             self.noting.is_read = self.noting.has_raised = True
             raise
@@ -345,6 +366,9 @@ for _noted_kind, _kind in (*_KINDS.items(), (NotedText, str)):
         if _operation in _BINARY:
             setattr(_noted_kind, f"__r{_operation}__", _computing(_operation, reflected=True))
 
+for _name in {*dir(float)} - {*dir(int)} - _LEFT:
+    setattr(NotedWhole, _name, _reading(float, _name))
+NotedWhole.__index__ = _plain  # type: ignore[attr-defined]  # not noticed, as that of other ints
 NotedText.__add__ = lambda self, other: _joined(self, other)  # type: ignore[method-assign]
 NotedText.__radd__ = lambda self, other: _joined(other, self)  # type: ignore[attr-defined]
 

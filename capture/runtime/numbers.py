@@ -6,7 +6,8 @@ the engine has them. That is found out, not declared, when a second value comes:
 
 * the body runs with a number that notes what Python code does with it (``noted_numbers``): a comparison, a text of it
   and all else that reads it keep it in the key, as do functions in C that would read it unnoticed (but for ``math``:
-  ``noted_math``). For a whole number, which may be an index or a length, it runs again, with one that is none;
+  ``noted_math``). For a whole number, which may be an index or a length, it runs again, with one that is none, and
+  with one that a float on its left asks;
 * what the body leaves in Python state, or returns, of such a number has a formula (``formulas``), which a replay
   computes again: ``self.t += self.dt``;
 * recordings differ in these numbers alone (``engines.cpu.lifting``, ``engines.cuda.lifting``);
@@ -134,8 +135,6 @@ class Watched:
     """What the body added to numbers in Python state, by position."""
     raising: tuple[Formula, ...] = ()
     """Formulas for which Python raises an error for some numbers: the body may catch it, and do something else."""
-    names_math: bool = False
-    """Code that ran may have read a number unnoticed by functions of ``math``."""
     computed: Computed | None = None
     """Formulas of what the body left in Python state, and of its result, where it has any."""
     unplaced: Sequence[Change] = ()
@@ -173,13 +172,17 @@ def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> Watch
     do so unnoticed, or where there is nothing to record."""
     own: list[Number] = [call.values[at] for at in positions]
     first = _noted(captured, call, positions, own)
-    if first is None:
+    if first is None or not any(type(one) is int for one in own):
+        return first
+    both = _with_wholes(captured, call, positions, first, own)
+    if both is None:
         return None
-    if first.names_math or any(type(one) is int for one in own):
-        others = [-_UNLIKELY * (at + 1) if type(one) is int else one for at, one in enumerate(own)]
-        if first.names_math or not _agrees(captured, call, positions, first, own, others):
-            return _noted_as_floats(captured, call, positions, first, own)
-    return first
+    for far in (-_UNLIKELY, _UNLIKELY):  # of the one ``math`` has no root, of the other a float no power
+        shifts = [far * (at + 1) for at in range(len(own))]
+        others = [one + shift if type(one) is int else one for one, shift in zip(own, shifts, strict=True)]
+        if _agrees(captured, call, positions, both, own, others):
+            return both
+    return None
 
 
 def _agrees(
@@ -187,32 +190,36 @@ def _agrees(
     others: Sequence[Number],
 ) -> bool:  # fmt: skip
     """A run with other numbers does the same, but for what follows from them."""
-    try:
-        second = _noted(captured, call, positions, others)
-    except Exception as error:
-        run = body_run.current()
-        if run is None or run.error is not error:
-            raise
-        return False  # the body takes no such numbers
+    second = _tried(captured, call, positions, others)
     if second is None or second.amounts != watched.amounts or second.left() != watched.left():
         return False
     return watched.agrees(own, others, second.sequence, second.scalars)
 
 
-def _noted_as_floats(
+def _tried(
+    captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number], *, has_wholes: bool = False
+) -> Watched | None:  # fmt: skip
+    try:
+        return _noted(captured, call, positions, own, has_wholes=has_wholes)
+    except Exception as error:
+        run = body_run.current()
+        if run is None or run.error is not error:
+            raise
+        return None  # the body takes no such numbers
+
+
+def _with_wholes(
     captured: Captured, call: Call, positions: Sequence[int], first: Watched, own: Sequence[Number]
 ) -> Watched | None:  # fmt: skip
-    """A float does not ask a whole number on its right (``0.9 ** step``), and ``math`` asks no number. A float on the
-    left asks one that is a float, too; it raises as an index and a length; and ``math`` can be made to ask for one
-    run. What that shows has to be so with whole numbers, too."""
-    floats = _noted(captured, call, positions, own, as_floats=True)
-    if floats is None or floats.sequence != first.sequence or floats.amounts != first.amounts:
+    """A float on its left does not ask a whole number (``0.9 ** step``, ``0.5 < step``). In one more run the numbers
+    are such as it asks: it has to do the same, and shows what else is computed."""
+    wholes = _tried(captured, call, positions, own, has_wholes=True)
+    if wholes is None or wholes.sequence != first.sequence or wholes.amounts != first.amounts:
         return None
-    if floats.left() != first.left():
+    if wholes.left() != first.left():
         return None
-    both = evolve(first, formulas=(*first.formulas, *floats.formulas))
-    others = [one + _UNLIKELY * (at + 1) if type(one) is int else one for at, one in enumerate(own)]
-    return both if _agrees(captured, call, positions, both, own, others) else None
+    formulas = {formula.text(): formula for formula in (*first.formulas, *wholes.formulas)}
+    return evolve(first, formulas=tuple(formulas.values()), raising=wholes.raising)
 
 
 _UNLIKELY = 1013
@@ -234,14 +241,13 @@ def same_but(texts: set[tuple[str, str]], values: tuple[str, ...], again: tuple[
 
 
 def _noted(
-    captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number], *, as_floats: bool = False
+    captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number], *, has_wholes: bool = False
 ) -> Watched | None:  # fmt: skip
-    noting, amounts = Noting(), dict[int, int]()
-    given = [float(one) for one in own] if as_floats else own
-    noted = evolve(call, values=with_numbers(call.values, positions, noting.begin(given)))
+    noting, amounts = Noting(has_wholes=has_wholes), dict[int, int]()
+    noted = evolve(call, values=with_numbers(call.values, positions, noting.begin(own)))
     noted.amounts = noted_amounts(noted, noting, own, positions, amounts)
     noted.formulas = reads = NotedReads(noting, frozenset(), tuple(positions))
-    run = functools.partial(watched_with, captured, noted, dict(zip(positions, given, strict=True)))
+    run = functools.partial(watched_with, captured, noted, dict(zip(positions, own, strict=True)))
     watched, described = run() if others_may_run() else noting_math(noting, run)
     facts = described.facts
     follows = not all(sync.is_compared for sync in facts.host_syncs) or not go_one_way(facts.reads)
@@ -260,11 +266,10 @@ def _noted(
     changed = [one for one in watched.changed if one.amount is None and not one.is_read_anew]
     if any(number_of_place(call.binder.places, one.source) is not None for one in changed):
         return None  # the body itself puts another number there
-    names_math = reads_in_c(watched.ran)
     formulas = tuple(noting.formulas.values())
     raising = tuple([formula for formula in formulas if formula.may_raise()])
     unplaced = () if computed is None else reads.unplaced
-    return Watched(facts.sequence, facts.scalars, formulas, amounts, raising, names_math, computed, unplaced)
+    return Watched(facts.sequence, facts.scalars, formulas, amounts, raising, computed, unplaced)
 
 
 def _only_computes(facts: Facts, watched: ObservedRun) -> bool:

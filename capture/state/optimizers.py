@@ -64,7 +64,7 @@ class Trace(Protocol):
 
 def _text(number: Any) -> str:
     """What a number is, by its plain class: one that notes who reads it (``runtime.noted_numbers``) is not asked."""
-    kind = next((one for one in (int, float) if isinstance(number, one)), object)
+    kind = next((one for one in (int, float) if issubclass(type(number), one)), object)
     return kind.__repr__(number)
 
 
