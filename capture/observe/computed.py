@@ -94,9 +94,13 @@ class Computed:
 
     @functools.cached_property
     def last_needed(self) -> tuple[int, ...]:
-        """For each question the last read that it is about; -1 where it is about none."""
-        origins = [[one[1] for one in question.origins() if isinstance(one, tuple)] for question, _ in self.asked]
-        return tuple([max(numbers, default=-1) for numbers in origins])
+        """For each question the last read that it is about; where it is about none, that of those before it, whose
+        answers lead to it."""
+        found: list[int] = []
+        for question, _ in self.asked:
+            numbers = [one[1] for one in question.origins() if isinstance(one, tuple)]
+            found.append(max(numbers or found, default=-1))
+        return tuple(found)
 
     def told_at(self, number: int, numbers: Mapping[Variable, Any]) -> str | None:
         """What a run with these numbers, which is none of these runs, answers to the questions that the read at

@@ -49,6 +49,7 @@ from capture.runtime.numbers import (
     NAMED,
     SETTINGS,
     are_numbers,
+    differing_parts,
     number_of,
     places_of_part,
     reads_in_c,
@@ -528,19 +529,29 @@ class _Seen:
         """They did the same."""
         return compared(self.facts) == compared(other.facts) and self._left_like(other)
 
-    def gives_like(self, other: _Seen, own: Numbers, others: Numbers) -> bool:
-        """They did the same, but that operators got what follows from the numbers of each, and made something else of
-        it. ``own``: the numbers of this run."""
-        formulas = self.noting.formulas.values()
+    def given_in(self, other: _Seen, own: Numbers, others: Numbers) -> list[Formula] | None:
+        """The formulas of what operators got, where the runs did the same, but that these are other numbers in each,
+        and what was made of them. None where they did not. ``own``: the numbers of this run."""
         try:
-            texts = {(repr(formula.value(own)), repr(formula.value(others))) for formula in formulas}
+            texts = {
+                text: (repr(formula.value(own)), repr(formula.value(others)))
+                for text, formula in self.numbers(own).items()
+            }
         except (ArithmeticError, ValueError, TypeError):
-            return False
+            return None
         mine, theirs = self.facts, other.facts
         if _shapes(mine) != _shapes(theirs) or len(mine.scalars) != len(theirs.scalars):
-            return False
-        is_like = functools.partial(same_but, texts)
-        return all(map(is_like, mine.scalars, theirs.scalars)) and self._left_like(other)
+            return None
+        is_like = functools.partial(same_but, {*texts.values()})
+        if not all(map(is_like, mine.scalars, theirs.scalars)) or not self._left_like(other):
+            return None
+        differing = differing_parts(mine.scalars, theirs.scalars)
+        return [formula for text, formula in self.numbers(own).items() if texts[text] in differing]
+
+    def numbers(self, own: Numbers) -> dict[str, Formula]:
+        """All that Python computed which is a number, and no text, by the text of the formula."""
+        formulas = {formula.text(): formula for formula in self.noting.formulas.values()}
+        return {text: formula for text, formula in formulas.items() if type(formula.value(own)) in _PLAIN}
 
     def _left_like(self, other: _Seen) -> bool:
         alike = self.amounts == other.amounts and self.changed == other.changed
@@ -592,7 +603,7 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
     first = _first_seen(captured, call, decisions, own, wanted)
     if first is None:
         return None
-    asked = {one: answer for one, answer in first.noting.questions.items() if not is_of_read(one)}
+    asked = dict(itertools.takewhile(lambda one: not is_of_read(one[0]), first.noting.questions.items()))
     computed = None if first.reads is None else first.reads.computed
     if first.noting.has_raised and not asked:
         return _Proof(asked, {}, is_enough=False, is_open=True)
@@ -603,9 +614,9 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
     after_others = _left_after_others(captured, call, decisions, first, own)
     if after_others is None or not _floats_ask_no_more(captured, call, decisions, first, own):
         return _Proof(asked, {}, is_enough=False)
-    left, gives = after_others
-    if gives and computed is not None:
-        computed = evolve(computed, given=_numbers_among(first, own))
+    left, given = after_others
+    if given and computed is not None:
+        computed = evolve(computed, given=tuple(given))
     added, others = Decisions(decisions.positions, decisions.kinds), read_and_compared(first.facts)
     added.learn(_Proof(asked, first.amounts, is_enough=True, computed=computed, changed=first.changed))
     plainly = evolve(call)
@@ -641,13 +652,6 @@ def _floats_ask_no_more(
     return not seen.noting.is_read and first.noting.texts() == seen.noting.texts()
 
 
-def _numbers_among(seen: _Seen, own: Sequence[Number]) -> tuple[Formula, ...]:
-    """All that Python computed which is a number, and no text."""
-    numbers: dict[Variable, Any] = dict(enumerate(own))
-    numbers |= {} if seen.reads is None else {("read", number): value for number, value in seen.reads.read.items()}
-    return tuple([formula for formula in seen.noting.formulas.values() if type(formula.value(numbers)) in _PLAIN])
-
-
 def _first_seen(
     captured: Captured, call: Call, decisions: Decisions, own: Sequence[Number], wanted: frozenset[int]
 ) -> _Seen | None:  # fmt: skip
@@ -666,14 +670,14 @@ def _first_seen(
 
 def _left_after_others(
     captured: Captured, call: Call, decisions: Decisions, first: _Seen, own: Sequence[Number]
-) -> tuple[dict[str, Formula], bool] | None:  # fmt: skip
-    """Formulas that had the same value in all runs, after runs with other numbers, and whether operators got some;
-    None where a run did more."""
+) -> tuple[dict[str, Formula], Sequence[Formula]] | None:  # fmt: skip
+    """Formulas that had the same value in all runs, after runs with other numbers, and those that operators got; None
+    where a run did more."""
     read = {} if first.reads is None else first.reads.read
     wanted = frozenset(read)
     variables: list[Variable] = [*range(len(own)), *[("read", number) for number in read]]
     before, left = dict(zip(variables, (*own, *read.values()), strict=True)), _not_told(first.noting)
-    may_give, gives = bool(read) and not first.noting.count_questions() and _may_give(captured, call), False
+    may_give, given_to_operators = bool(read) and _may_give(captured, call), dict[str, Formula]()
     for others in _like(first.noting, before):
         differing = {text for text, formula in left.items() if _differs(formula, before, others)}
         if left and not differing:
@@ -682,14 +686,15 @@ def _left_after_others(
         second = _seen(captured, call, decisions.positions, [others[at] for at in range(len(own))], wanted, given)
         if not second.is_enough or second.noting.questions != first.noting.questions:
             return None
-        if gives or not second.is_like(first):
-            if not may_give or not first.gives_like(second, before, others):
+        if given_to_operators or not second.is_like(first):
+            found = first.given_in(second, before, others) if may_give else None
+            if found is None:
                 return None
-            gives = True
+            given_to_operators |= {formula.text(): formula for formula in found}
         left = {text: formula for text, formula in left.items() if text not in differing}
         if not left:
             break
-    return left, gives
+    return left, [*given_to_operators.values()]
 
 
 def _may_give(captured: Captured, call: Call) -> bool:

@@ -454,8 +454,7 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
 
 def _recorded(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern) -> Reply:
     make = functools.partial(record_call, captured, entry, bound, tree, pattern)
-    result = given_numbers.completed(captured, entry, bound, tree, pattern, make)
-    return START_OVER if result is MISS else done(result)
+    return done(given_numbers.completed(captured, entry, bound, tree, pattern, make))
 
 
 def _state_moved(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:

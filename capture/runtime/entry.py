@@ -135,6 +135,8 @@ class Entry:
     """Where the body asks something of what it reads: the reads of branches of which it was looked what they leave."""
     branch_proofs: int = 0
     """How often that was looked for, and how often a proof showed nothing, as the body raised an error."""
+    given_tries: int = 0
+    """Recordings that do not tell where they have numbers that the host reads (``given_numbers``)."""
     warmups_left: int = 0
     differing_runs: int = 0
     settling: int = 0

@@ -12,6 +12,7 @@ Nothing need be read: where operators get such numbers (``numbers``), formulas t
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import types
@@ -114,7 +115,7 @@ class NotedReads:
         self.is_lost = any(not isinstance(value, Noted) and holds_noted(value) for value in others)
         taken = frozenset(self.read)
         reads = tuple([TAKEN if at in taken else text for at, text in enumerate(watched.watch.trace.reads)])
-        asked = tuple([(one, answer) for one, answer in self.noting.questions.items() if is_of_read(one)])
+        asked = tuple(by_reads(self.noting.questions))
         self.computed = Computed(reads, taken, effects, outputs, asked, self.positions)
         self.unplaced = unplaced(watched, self.computed)
         return self.computed
@@ -140,6 +141,12 @@ def read_by_number(facts: Facts | None, candidates: Sequence[Computed]) -> froze
 def is_of_read(question: Question) -> bool:
     """Whether a number that the host reads is part of what is asked."""
     return any(isinstance(variable, tuple) for variable in question.origins())
+
+
+def by_reads(questions: Mapping[Question, Any]) -> list[tuple[Question, Any]]:
+    """Questions with answers, from the first one on that a number which the host reads is a part of: whether those
+    after it are asked may follow from its answer."""
+    return list(itertools.dropwhile(lambda asked: not is_of_read(asked[0]), questions.items()))
 
 
 def _is_number(text: str) -> bool:

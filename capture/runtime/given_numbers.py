@@ -20,7 +20,6 @@ from attrs import define, field, frozen
 from typing_extensions import override
 
 from capture.engines.base import LiftedNumbers, Number, NumbersToLift
-from capture.native import MISS
 from capture.observe.capture_lock import locked
 from capture.observe.computed import Computed, Known, Left, Variable, same
 from capture.observe.run import ObservedRun
@@ -37,8 +36,10 @@ from capture.state.call import Call
 from capture.tree.node import Node, Pattern
 from capture.tree.tree import Tree
 
-_FACTOR, _SHIFT = 1.375, 3
-"""By which the numbers of the other run differ, each by another amount. No sign changes; whole ones stay such."""
+_FACTORS = (1.375, 0.59375, 1.0625, 0.9375, 1.0078125, 0.9921875)
+_SHIFTS = (3, 1013, 2, 1, -1, -2)
+"""By which the numbers of the other run may differ, each by another amount. No sign changes; whole ones stay such."""
+_MOST_TRIES = 3  # recordings of one key of which that is not known
 
 
 class NumbersBetween(LiftedNumbers, Protocol):
@@ -93,15 +94,28 @@ class _OtherReads(Known):
     """As ``Known``, for a run that gets other numbers than those that it reads."""
 
     read: dict[int, Number] = field(factory=dict)
+    own: dict[int, Number] = field(factory=dict)
+    """What it reads."""
 
     @override
     def around(self) -> AbstractContextManager[Any]:
         return read_as(lambda number: any(number in one.taken for one in self.candidates), self._other)
 
     def _other(self, number: int, value: Number) -> Number:
-        other = value + _SHIFT + number if type(value) is int else value * (_FACTOR + number / 512)
-        self.read[number] = other
-        return other
+        """The first number by which the body goes the same way; the nearest, where none is found."""
+        self.own[number] = value
+        expected = self._answers(self.own)
+        for factor, shift in zip(_FACTORS, _SHIFTS, strict=True):
+            other = value + shift + number if type(value) is int else value * (factor + number / 65536)
+            self.read[number] = other
+            if self._answers(self.read) == expected:
+                break
+        return self.read[number]
+
+    def _answers(self, read: Mapping[int, Number]) -> list[str | None]:
+        """What the body answers, as far as it follows from these numbers."""
+        numbers: dict[Variable, Any] = {**self.numbers, **{("read", at): value for at, value in read.items()}}
+        return [one.told_at(at, numbers) for one in self.candidates for at in read if at in one.taken]
 
     @override
     def found(self, watched: ObservedRun, left: Left) -> Computed | None:
@@ -114,23 +128,33 @@ def completed(
     captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern, make: Callable[[], Any]
 ) -> Any:  # fmt: skip
     """What ``make`` gives, which records the call. Where operators get what follows from what the host reads, the
-    recording takes that from then on; ``MISS``, and nothing has run, where it is known before that it cannot."""
+    recording takes that from then on, or is dropped."""
     if not are_wanted(captured):
         return make()
     other = _other(captured, entry, bound, tree, pattern)
-    if other is None:
-        give_up(captured)
-        return MISS
     known = set(entry.nodes)
     try:
         result = make()
         made = [node for node in entry.nodes if node not in known]
-        is_complete = all([_complete(captured, tree, node, other) for node in made])  # noqa: C419 - of each
+        incomplete = [node for node in made if not _complete(captured, tree, node, other)]
     finally:
-        _forget(tree, other)
-    if not is_complete:
-        give_up(captured)
+        if other is not None:
+            _forget(tree, other)
+    if incomplete:
+        _try_again(captured, entry, tree, incomplete)
     return result
+
+
+def _try_again(captured: Captured, entry: Entry, tree: Tree, nodes: Sequence[Node]) -> None:
+    """It is not known where recordings have the numbers, as of one that has a kernel of its own. Other calls may show
+    it, if they do so soon."""
+    entry.given_tries += 1
+    if entry.given_tries > _MOST_TRIES:
+        give_up(captured)
+        return
+    for node in nodes:
+        entry.nodes.remove(node)
+        tree.forget(node)
 
 
 def _other(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern) -> Node | None:
@@ -167,10 +191,13 @@ def _forget(tree: Tree, other: Node) -> None:
     tree.forget(other)
 
 
-def _complete(captured: Captured, tree: Tree, node: Node, other: Node) -> bool:
-    """Have a recording that was just made take what the host reads. False where it is not known how."""
-    computed: Computed = node.computed
-    if node.parent is not tree.root or other.reads != node.reads:
+def _complete(captured: Captured, tree: Tree, node: Node, other: Node | None) -> bool:
+    """Have a recording that was just made take what the host reads. False where it is not known how. ``other``: one of
+    the same call with other numbers."""
+    computed: Computed | None = node.computed
+    if computed is None or not computed.given:  # after these answers operators get none
+        return computed is not None
+    if other is None or node.parent is not tree.root or other.reads != node.reads:
         return False
     first, second, then, now = other.recording, node.recording, other.first_read, node.first_read
     if first is None or second is None or then.keys() != now.keys():
@@ -189,11 +216,13 @@ def _complete(captured: Captured, tree: Tree, node: Node, other: Node) -> bool:
 
     to_lift = NumbersToLift(tuple(then[at] for at in order), tuple(now[at] for at in order), given, again)
     values = given(to_lift.now)
-    if not numbers.differ(given(to_lift.then), values) or not all(map(numbers.may_vary, values or ())):
+    if values is None or not numbers.differ(given(to_lift.then), values):
         return False
     found: Any = locked(tree.backend.lift, first, second, to_lift)
     if isinstance(found, str):
         captured.log.add("plan", f"numbers that are read stay as they are: {found}")
+        return False
+    if not all(numbers.may_vary(values[at]) for at in found.used):
         return False
     formulas: list[Formula] = [cast(Formula, computed.given[at]) for at in found.used]
     ready: dict[int, list[int]] = {}

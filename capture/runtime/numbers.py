@@ -240,6 +240,17 @@ def same_but(texts: set[tuple[str, str]], values: tuple[str, ...], again: tuple[
     return len(values) == len(again) and all(a == b or is_number(a, b) for a, b in zip(values, again, strict=True))
 
 
+def differing_parts(
+    scalars: Sequence[tuple[str, ...]], scalars_again: Sequence[tuple[str, ...]]
+) -> set[tuple[str, str]]:  # fmt: skip
+    """The numbers, as text, in which two runs differ that did the same else (``same_but``)."""
+    pairs = (
+        pair for values, again in zip(scalars, scalars_again, strict=True) for pair in zip(values, again, strict=True)
+    )
+    parts = [[[part.strip("[]() ") for part in text.partition("=")[2].split(",")] for text in pair] for pair in pairs]
+    return {(a, b) for both in parts for a, b in zip(*both, strict=True) if a != b}
+
+
 def _noted(
     captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number], *, has_wholes: bool = False
 ) -> Watched | None:  # fmt: skip

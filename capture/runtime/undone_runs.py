@@ -8,7 +8,6 @@ from collections.abc import Callable
 from capture.core.facts import Facts
 from capture.core.findings import Severity
 from capture.core.plan import CapturePlan
-from capture.native import MISS
 from capture.runtime import eviction, given_numbers, planning, record
 from capture.runtime.captured import Captured
 from capture.runtime.decisions import hold
@@ -53,8 +52,7 @@ def bring_to_replay(
             if hold(captured, entry, call) is not Verdict.GO_ON:
                 return Outcome("skipped", "more than some answers comes of a number")
             make = functools.partial(record_undone, captured, entry, call, tree)
-            if given_numbers.completed(captured, entry, call, tree, tree.pattern(call.leaves), make) is MISS:
-                return Outcome("skipped", "it is not known where a recording has the numbers that the host reads")
+            given_numbers.completed(captured, entry, call, tree, tree.pattern(call.leaves), make)
             together = entry.plan is not None and entry.plan.collectives
             if together and not tree.backend.executes_recording_runs:  # it was captured, and nothing has run
                 run_undone(captured, call)

@@ -1,4 +1,5 @@
-"""Numbers that are read, and kept in Python state beside other numbers there."""
+"""Numbers that are read, compared, and kept in Python state or given to operators: averages whose decay grows, norms
+that are clipped."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from capture import capture, config, recordings
 from tests.segments.test_bodies import CALLS, fresh
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, EXECUTES
 from tests.support.observed import bits
 
 __all__ = ["fresh"]
@@ -63,6 +64,54 @@ def _outcome(function: Callable[[Tensor], Any], x: Tensor) -> Any:
 def varied(number: int) -> float:
     """Between 0 and 2, in no order."""
     return (number * 0.618) % 1 * 2
+
+
+def odd(number: int) -> float:
+    return {15: math.nan, 18: math.inf, 21: -math.inf, 24: -0.0, 27: 0.0, 30: 1.0}.get(number, varied(number))
+
+
+def clipped(s: Any, x: Tensor) -> Any:
+    norm = x.norm().item()
+    if norm > 2.0:
+        x = x * (2.0 / (norm + 1e-6))
+    s.w.sub_(x, alpha=0.1)
+    return s.w * 1
+
+
+def clipped_by_min(s: Any, x: Tensor) -> Any:
+    s.w.sub_(x, alpha=0.1 * min(1.0, 2.0 / (x.norm().item() + 1e-6)))
+    return s.w * 1
+
+
+def divided(s: Any, x: Tensor) -> Any:
+    mean = x.mean().item()
+    s.w.add_(x, alpha=max(1 / mean, 0.3) if mean < 1.5 else 0.7)
+    return s.w * 1
+
+
+def average_whose_decay_grows(s: Any, x: Tensor) -> Any:
+    s.count += 1
+    count = s.count.item()
+    decay = min(0.6, (1 + count) / (10 + count))
+    s.w.mul_(decay).add_(x, alpha=1 - decay)
+    return x * 2
+
+
+PROGRAMS: dict[Body, dict[str, Any]] = {
+    clipped: {"w": torch.ones(2, 3)},
+    clipped_by_min: {"w": torch.ones(2, 3)},
+    divided: {"w": torch.ones(2, 3)},
+    average_whose_decay_grows: {"w": torch.ones(2, 3), "count": torch.zeros((), dtype=torch.long)},
+}
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("value_of", [varied, odd])
+@pytest.mark.parametrize("body", PROGRAMS, ids=lambda body: body.__name__)
+def test_answers_and_formulas_together(body: Body, value_of: Callable[[int], float]) -> None:
+    counters = both(body, value_of, **PROGRAMS[body])
+    if EXECUTES:
+        assert counters.replays > CALLS // 2, counters
 
 
 @pytest.mark.parametrize("seed", [1, 2])
