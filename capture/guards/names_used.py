@@ -21,6 +21,7 @@ from capture.guards.answers import OF_TENSORS
 from capture.key.code_names import globals_in, operations
 from capture.key.name_uses import ASKING, is_computed, name_uses
 from capture.key.packages import is_library, package_of
+from capture.state import keyed_reads
 from capture.state.code_run import CodeRun
 from capture.torch_private.dynamo import names_in_guards
 
@@ -195,7 +196,10 @@ class Names:
     """What users' code may ask of tensors that neither operators nor metadata show."""
     asks_for_all: bool = False
     """Users' code may look at all tensors of a module."""
+    run: CodeRun = field(factory=CodeRun)
     _of_classes: dict[type, frozenset[str]] = field(factory=dict)
+    _of_codes: list[tuple[types.CodeType, frozenset[str]]] = field(factory=list)
+    _keys: dict[str, frozenset[Any] | None] = field(factory=dict)
     _special: dict[frozenset[str], frozenset[str]] = field(factory=dict)
     _packages: dict[frozenset[str], frozenset[str]] = field(factory=dict)
 
@@ -205,6 +209,17 @@ class Names:
         if known is None:
             known = self._of_classes[kind] = self.of_packages([package_of(one.__module__) for one in kind.__mro__])
         return known
+
+    def keys_of(self, name: str) -> frozenset[Any] | None:
+        """The keys that the last run looked up in a dict that its code calls by this name, where it reads nothing else
+        of it."""
+        if name not in self._keys:
+            if not self._of_codes:
+                self._of_codes += [(code, uses_of(code).names) for code in {*self.run.latest, *self.run.unseen}]
+            codes = [code for code, names in self._of_codes if name in names]
+            is_known = not self.is_computed and not self.compiled and bool(codes)
+            self._keys[name] = keyed_reads.keys_of(name, codes, self.run.looked_up) if is_known else None
+        return self._keys[name]
 
     def of_own_class(self, kind: type) -> frozenset[str]:
         """Names that may have been looked up in a class: those, and what syntax calls."""
@@ -238,8 +253,9 @@ def _with_parents(name: str, level: int, package: Any) -> Iterator[str]:
 def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
     """What the code of some runs mentions, what objects such as ``operator.attrgetter`` look up for it, and what
     compiled code has in its guards."""
-    names = Names()
+    names = Names(run=run)
     names.by_package[""] = set(more)
+    names._keys.update(dict.fromkeys(more))
     for code, scopes in run.codes.items():
         uses = uses_of(code)
         names.codes.add(code)

@@ -107,7 +107,7 @@ def begins_with(run: CodeRun, call: Call) -> WalkBegin:
     return WalkBegin(
         codes=frozenset([(id(code), id(scope)) for code, scopes in run.codes.items() for scope in scopes]),
         starts=tuple([(id(start), path) for start, path in starts]),
-        others=(id(call.function), run.is_complete, *groups),
+        others=(id(call.function), run.is_complete, run.lookups(), *groups),
         run=id(run),
         is_of_one_run=bool(call.binder.places or groups or generators) or None in references,
         kept=(call.function, *[(code, *scopes) for code, scopes in run.codes.items()]),

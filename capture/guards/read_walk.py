@@ -122,6 +122,9 @@ class ReadWalk:
     """``id`` of modules that compiled code reads by names that Dynamo gave them."""
     _getters: dict[int, Any] = field(factory=dict)
     """Functions in C that may tell of a setting, by ``id``."""
+    _keyed: dict[int, tuple[dict[Any, Any], str, frozenset[Any]]] = field(factory=dict)
+    """By ``id``, dicts of which code looked up these keys alone. One that is reached in another way, too, is opened as
+    a whole."""
     packages: set[str] = field(factory=set)
     """Of modules that closure cells of users' functions hold."""
 
@@ -150,13 +153,35 @@ class ReadWalk:
         self._scope(vars(sys.modules["builtins"]), "builtins.")
         self._imported()
         self._added_to_tensors()
-        while self._queue:
+        while self._queue or self._open_keyed():
             value, path = self._queue.popleft()
             if len(self.seen) > MOST_OBJECTS:
                 self.found.obstacle = (f"more than {MOST_OBJECTS:,} objects", path)
                 break
             self._open(value, path)
         self._finish()
+
+    def _open_keyed(self) -> bool:
+        """Go into dicts that are reached in no other way than by names with which code only looks up keys. Whether
+        there is more to open then."""
+        while self._keyed and not self._queue:
+            _, (table, path, keys) = self._keyed.popitem()
+            if id(table) not in self.seen:
+                self.guard_members(table, sorted(keys, key=repr), f"{path}.", always)
+        return bool(self._queue)
+
+    def _is_keyed(self, value: Any, name: Any, path: str) -> bool:
+        """Whether it is a dict of which the code with this name for it looks up known keys alone, and nothing is
+        changed. Those members are guarded later."""
+        if type(value) is not dict or not value or id(value) in self.rebuilt or id(value) in self._changed_in:
+            return False
+        keys = self.names.keys_of(name)
+        if keys is None:
+            return False
+        self.kept.append(value)
+        before = self._keyed.get(id(value), (value, path, frozenset[Any]()))
+        self._keyed[id(value)] = value, before[1], before[2] | keys
+        return True
 
     def _imported(self) -> None:
         """Modules that code which ran imported itself, and what users' code reads of them and of others of their
@@ -250,7 +275,7 @@ class ReadWalk:
             elif not self._has_own_guard(value):
                 there.append((name, value))
                 self.note_object(value, f"{prefix}{name}", scope, name)
-                if opens(name, value):
+                if opens(name, value) and not self._is_keyed(value, name, f"{prefix}{name}"):
                     self.enter_value(value, f"{prefix}{name}")
         if absent or there:
             guard = Guard("members", itself(scope, prefix.rstrip(".") or "globals"), (tuple(absent), tuple(there)))
@@ -515,6 +540,9 @@ class ReadWalk:
                 self.note_object(value, f"{path}.{name}" if path else name, holder, name, is_attribute=True)
             if not is_changed and (kind in PLAIN_TYPES or (id(value) in seen and not issubclass(kind, _WITH_GUARDS))):
                 kinds.append(None)  # shortcut for the common case of the lines below
+                continue
+            if not is_changed and self._is_keyed(value, name, f"{path}.{name}" if path else name):
+                kinds.append(None)
                 continue
             values[at], kept = self.expect((keeper, name), value, f"{path}.{name}" if path else name)
             kinds.append(kept)

@@ -116,6 +116,8 @@ class RecordingGuard:
     asks_who: frozenset[types.CodeType] = frozenset()
     """Those of the last watched run alone that ask for numbers of objects. What a first run compiles, as Triton does,
     asks for many, and no later run comes to that code."""
+    lookups: frozenset[Any] = frozenset()
+    """As ``CodeRun.lookups`` gives it."""
     starts: tuple[int, ...] = ()
     """``id`` of the receiver and of objects among the arguments."""
     is_its_own: bool = False
@@ -255,8 +257,8 @@ class RecordingGuard:
             owners=[StaticOwner(owner.path, owner.sources, owner.tensor, owner.address) for owner in self.owners],
             arguments=[StaticArgument(static.position, static.path, static.address) for static in self.arguments],
             kinds=self.kinds, copied=copied, watched=self.watched, written=self.written, places=self.places,
-            opened=self.opened, ran=self.ran, asks_who=self.asks_who, starts=self.starts, pieces=self.pieces,
-            tensors=self.tensors, asks_gradient=self.asks_gradient, read=self.read,
+            opened=self.opened, ran=self.ran, asks_who=self.asks_who, lookups=self.lookups, starts=self.starts,
+            pieces=self.pieces, tensors=self.tensors, asks_gradient=self.asks_gradient, read=self.read,
         )  # fmt: skip
         like: Any = self.check
         made.check = nothing_to_check if like is nothing_to_check else like.beside(made._apart(), made.tensors)
@@ -315,7 +317,9 @@ def make_recording_guard(
     paths = {input_.path for input_ in implicit} | {path for _, path, _ in static_arguments}
     starts = tuple([id(start) for start, _ in starts_of(call)])
     asks = asking_who(ran) if asks is None else asks
-    guard = RecordingGuard(ran=frozenset(ran.codes), asks_who=asks, starts=starts, written=written)
+    guard = RecordingGuard(
+        ran=frozenset(ran.codes), asks_who=asks, lookups=ran.lookups(), starts=starts, written=written
+    )
     guard.asks_gradient = depends_on_gradients(described.facts, ran)
     guard.watch([(position, span_bytes(leaves[position])) for position in copied], paths)
     as_they_were = _numbers_as_they_were(described, watched, call)
@@ -467,7 +471,7 @@ def _is_the_same(
     return (
         not like.is_its_own
         and guard.ran <= like.ran
-        and guard.asks_who == like.asks_who
+        and (guard.asks_who, guard.lookups) == (like.asks_who, like.lookups)
         and guard.asks_gradient <= like.asks_gradient
         and (like.starts, like.watched, bool(like.copied)) == (guard.starts, guard.watched, bool(guard.copied))
         and [(owner.path, len(owner.sources)) for owner in like.owners] == [(o.path, len(o.owners)) for o in implicit]

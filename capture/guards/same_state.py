@@ -151,7 +151,9 @@ def in_place_of(
     owners = _owners(guard, state, {path for path, _ in call.paths()})
     if owners is None:
         return None
-    made = RecordingGuard(ran=guard.ran, asks_who=guard.asks_who, starts=starts, written=guard.written)
+    made = RecordingGuard(
+        ran=guard.ran, asks_who=guard.asks_who, lookups=guard.lookups, starts=starts, written=guard.written
+    )
     made.copied, made.watched, made.arguments = guard.copied, guard.watched, list(guard.arguments)
     seen: set[str] = set()
     for path, places in owners:
@@ -174,7 +176,7 @@ def _is_current(latest: RecordingGuard, guard: RecordingGuard, starts: tuple[int
         and same
         and not latest.is_its_own
         and guard.ran <= latest.ran
-        and guard.asks_who == latest.asks_who
+        and (guard.asks_who, guard.lookups) == (latest.asks_who, latest.lookups)
         and [_places(owner) for owner in latest.owners] == [_places(owner) for owner in guard.owners]
         and [(argument.position, argument.path) for argument in latest.arguments]
         == [(argument.position, argument.path) for argument in guard.arguments]

@@ -63,17 +63,17 @@ def _asks_for_constants(code: types.CodeType) -> bool:
 
 
 @define(eq=False)
-class _Value:
+class Value:
     """Something on the stack: a ``local``, ``constant``, ``name``, ``attribute`` or ``item`` of its ``base``, a
     ``method`` of it that gives items or puts some in, a ``sum`` with it, the ``base`` itself once it was ``filled``, a
     new ``dict`` of values by constant keys (its name), or anything else. ``uses``: what was done with it."""
 
     kind: str
     name: Any = None
-    base: _Value | None = None
+    base: Value | None = None
     uses: list[str] = field(factory=list)
 
-    def is_like(self, value: _Value | None) -> bool:
+    def is_like(self, value: Value | None) -> bool:
         """Whether it is the same expression."""
         if self is value:
             return True
@@ -142,10 +142,8 @@ def _ends(item: tuple[Any, Any]) -> tuple[str, tuple[Any, ...]]:
 @functools.lru_cache(maxsize=16384)
 def name_uses(code: types.CodeType) -> NameUses:
     """Of one code object; what is in it are code objects of their own."""
-    walk = _Walk(code.co_consts)
-    for instruction in dis.get_instructions(code):
-        walk.step(instruction)
-    walk.escape()
+    walk = UsesWalk(code.co_consts)
+    walk.follow(code)
     if not _SETTING.isdisjoint(code.co_names):
         walk.note_texts(code.co_consts)
     texts = _texts(code.co_consts) if not _BY_TEXT.isdisjoint(code.co_names) else ()
@@ -177,12 +175,12 @@ def _texts(constants: Iterable[Any]) -> Iterator[str]:
 
 
 @define(eq=False)
-class _Walk:
+class UsesWalk:
     """The instructions of one code object, one after the other."""
 
     _constants: tuple[Any, ...]
-    stack: list[_Value] = field(factory=list)
-    loaded: list[_Value] = field(factory=list)
+    stack: list[Value] = field(factory=list)
+    loaded: list[Value] = field(factory=list)
     versions: dict[str, int] = field(factory=dict)
     """How often a local variable was set."""
     set: builtins.set[str] = field(factory=builtins.set)
@@ -199,6 +197,12 @@ class _Walk:
         """The code may set what has one of these names."""
         self._stores |= {(kind, one, -1) for one in constants if type(one) is str for kind in ("attribute", "item")}
 
+    def follow(self, code: types.CodeType) -> None:
+        """Follow all instructions."""
+        for instruction in dis.get_instructions(code):
+            self.step(instruction)
+        self.escape()
+
     def step(self, instruction: dis.Instruction) -> None:
         """Follow one instruction."""
         self._at = instruction.offset
@@ -209,13 +213,13 @@ class _Walk:
             self.escape()
         if name in _NAMED:
             if "NULL" in instruction.argrepr:
-                self.stack.append(_Value("other"))
-            self._load(_Value("name", instruction.argval))
+                self.stack.append(Value("other"))
+            self._load(Value("name", instruction.argval))
         elif name in ("LOAD_CONST", "LOAD_SMALL_INT"):
-            self.stack.append(_Value("constant", instruction.argval))
+            self.stack.append(Value("constant", instruction.argval))
         elif name.startswith("LOAD_FAST"):
             for each in instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,):
-                self.stack.append(_Value("local", (each, self.versions.get(each, 0))))
+                self.stack.append(Value("local", (each, self.versions.get(each, 0))))
         elif name in ("LOAD_ATTR", "LOAD_METHOD"):
             self._attribute(instruction)
         elif name == "BINARY_SUBSCR" or (name == "BINARY_OP" and instruction.argrepr == "[]"):
@@ -260,20 +264,20 @@ class _Walk:
             stores=frozenset(self._stores),
         )
 
-    def _pop(self) -> _Value:
-        return self.stack.pop() if self.stack else _Value("other")
+    def _pop(self) -> Value:
+        return self.stack.pop() if self.stack else Value("other")
 
-    def _use(self, value: _Value | None, how: str) -> None:
+    def _use(self, value: Value | None, how: str) -> None:
         if value is not None:
             value.uses.append(how)
 
-    def _read(self, value: _Value) -> None:
+    def _read(self, value: Value) -> None:
         """Count a value as read."""
         value.uses.append("read")
         if value.kind in ("sum", "method", "filled"):
             self._use(value.base, "read")
 
-    def _load(self, value: _Value) -> None:
+    def _load(self, value: Value) -> None:
         self.loaded.append(value)
         self.stack.append(value)
 
@@ -305,9 +309,9 @@ class _Walk:
         for _ in range(taken or 0):
             self._read(self._pop())
         if name != "POP_TOP":
-            self.stack.append(made or _Value("other"))
+            self.stack.append(made or Value("other"))
 
-    def _made_dict(self, name: str, count: int) -> _Value | None:
+    def _made_dict(self, name: str, count: int) -> Value | None:
         """A new dict whose keys are constant texts, of which the values on the stack are taken."""
         if name == "BUILD_CONST_KEY_MAP" and self.stack and self.stack[-1].kind == "constant":
             keys = tuple(self.stack[-1].name)
@@ -316,7 +320,7 @@ class _Walk:
             keys = tuple([key.name if key.kind == "constant" else None for key in of_keys])
         else:
             return None
-        return _Value("dict", keys) if all(type(key) is str for key in keys) else None
+        return Value("dict", keys) if all(type(key) is str for key in keys) else None
 
     def _fills_by_method(self, name: str, count: int) -> bool:
         """``d.update(key=value)`` or ``d.update({"key": value})``, which put values in a dict by constant keys as
@@ -338,15 +342,15 @@ class _Walk:
         if not is_known:
             self._use(base, "item")
             self._fill_anyhow(base)
-        self.stack.append(_Value("other"))
+        self.stack.append(Value("other"))
         return True
 
-    def _fill(self, container: _Value, keys: Iterable[str]) -> None:
+    def _fill(self, container: Value, keys: Iterable[str]) -> None:
         self.asked.add(container.full_name())  # another object than a dict may do anything with it
         for key in keys:
-            self._put_item(container, _Value("constant", key), _Value("other"))
+            self._put_item(container, Value("constant", key), Value("other"))
 
-    def _fill_anyhow(self, container: _Value) -> None:
+    def _fill_anyhow(self, container: Value) -> None:
         self._filled_anyhow.add(container.name)
         self.filled.add(container.name)
         self._stores.add(("any", container.name, self._at))
@@ -365,7 +369,7 @@ class _Walk:
         method.uses.append("read")
         self._use(method.base, "item")
         self.asked.add(method.base.full_name() if method.base is not None else None)
-        self._load(_Value("item", key.name, method.base))
+        self._load(Value("item", key.name, method.base))
         if method.name == "setdefault":
             self.stack[-1].uses.append("given")
         return True
@@ -376,51 +380,51 @@ class _Walk:
         # whoever gets the bound method can only add members
         if instruction.argval in ADDING and base.kind in ("name", "attribute", "item"):
             self._use(base, "grown")
-            self.stack += [_Value("other")] * (2 if is_method else 1)
+            self.stack += [Value("other")] * (2 if is_method else 1)
             return
         is_of_dicts = instruction.argval in _GIVING_ITEMS or instruction.argval == _FILLING
         if is_method and is_of_dicts and base.kind in ("name", "attribute", "item"):
-            self._load(_Value("method", instruction.argval, base))
+            self._load(Value("method", instruction.argval, base))
         else:
             self._read(base)
-            value = _Value("attribute", instruction.argval, base)
+            value = Value("attribute", instruction.argval, base)
             if is_method:
                 self._called.add(instruction.argval)
                 self.stack.append(value)
             else:
                 self._load(value)
         if is_method:
-            self.stack.append(_Value("other"))
+            self.stack.append(Value("other"))
 
     def _item(self) -> None:
         key, container = self._pop(), self._pop()
         if key.kind == "constant" and container.kind in ("name", "attribute", "item"):
             self._use(container, "item")
-            self._load(_Value("item", key.name, container))
+            self._load(Value("item", key.name, container))
             return
         self._read(key)
         self._read(container)
-        self.stack.append(_Value("other"))
+        self.stack.append(Value("other"))
 
     def _sum(self, operator: str) -> None:
         right, left = self._pop(), self._pop()
         self._read(right)
         if operator == "|=" and right.kind == "dict" and left.kind in ("name", "attribute", "item"):
             self._fill(left, right.name)
-            self.stack.append(_Value("filled", None, left))
+            self.stack.append(Value("filled", None, left))
             return
         if operator in _UPDATING:
-            self.stack.append(_Value("sum", operator, left))
+            self.stack.append(Value("sum", operator, left))
             return
         self._read(left)
-        self.stack.append(_Value("other"))
+        self.stack.append(Value("other"))
 
     def _store(self, instruction: dis.Instruction) -> None:
         if instruction.opname in _STORED:
-            self._put(_Value("name", instruction.argval), self._pop())
+            self._put(Value("name", instruction.argval), self._pop())
         elif instruction.opname == "STORE_ATTR":
             holder, value = self._pop(), self._pop()
-            self._put(_Value("attribute", instruction.argval, holder), value)
+            self._put(Value("attribute", instruction.argval, holder), value)
             self._read(holder)
         elif instruction.opname == "STORE_SUBSCR":
             key, container, value = self._pop(), self._pop(), self._pop()
@@ -433,7 +437,7 @@ class _Walk:
             else:
                 self.escape()
 
-    def _put(self, place: _Value, value: _Value) -> None:
+    def _put(self, place: Value, value: Value) -> None:
         self.set.add(place.name)
         self._stores.add(("attribute", place.name, self._at))
         if value.kind == "filled" and value.base is not None and value.base.is_like(place):
@@ -446,13 +450,9 @@ class _Walk:
         if value.name == "+=":
             before.uses.append("grown")  # ``+=`` on a list gives the same list
 
-    def _put_item(self, container: _Value, key: _Value, value: _Value) -> None:
+    def _put_item(self, container: Value, key: Value, value: Value) -> None:
         is_constant = key.kind == "constant"
-        if (
-            value.kind == "filled"
-            and value.base is not None
-            and value.base.is_like(_Value("item", key.name, container))
-        ):
+        if value.kind == "filled" and value.base is not None and value.base.is_like(Value("item", key.name, container)):
             return
         is_named = container.kind in ("name", "attribute")
         self._use(container, "item" if is_constant or is_named else "read")

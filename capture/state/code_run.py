@@ -15,7 +15,7 @@ from attrs import define, field
 
 from capture.key.packages import is_library, package_of
 from capture.native import native
-from capture.state import c_calls
+from capture.state import c_calls, keyed_reads
 from capture.torch_private import warned
 from capture.torch_private.dynamo import AROUND_COMPILED, COMPILE, GUARD_FUNCTION, RUN_COMPILED
 from capture.torch_private.operators import RULES_OF_MODES
@@ -64,11 +64,20 @@ class CodeRun:
     """A function in C ran that may keep something where nobody sees it (``c_calls.is_foreign``)."""
     is_complete: bool = True
     """False where some code may have run unseen."""
+    latest: Collection[types.CodeType] = ()
+    """The code that the last of the runs was seen to run."""
+    unseen: set[types.CodeType] = field(factory=set)
+    """Code that counts as if it had run."""
+    looked_up: keyed_reads.Seen = field(factory=dict)
+    """Keys that code looked up in dicts."""
 
     def update(self, other: CodeRun) -> None:
         """Add the code of another run."""
         self.is_complete = self.is_complete and other.is_complete
         self.calls_foreign = self.calls_foreign or other.calls_foreign
+        self.latest = other.latest
+        for code, keys in other.looked_up.items():
+            self.looked_up.setdefault(code, set()).update(keys)
         for code, scopes in other.codes.items():
             for scope in scopes:
                 self.add(code, scope)
@@ -79,11 +88,17 @@ class CodeRun:
         if all(one is not scope for one in known):
             known.append(scope)
 
+    def lookups(self) -> frozenset[Any]:
+        """What tells the keys of one run from those of another; nothing where no code was asked for keys."""
+        pairs = [(code, key) for code, keys in self.looked_up.items() for key in keys]
+        return frozenset([*pairs, *self.latest]) if pairs else frozenset()
+
     def add_function(self, function: types.FunctionType) -> None:
         """Count a function, and those nested in it, as if they had run."""
         found = [function.__code__]
         for code in found:
             self.add(code, function.__globals__)
+            self.unseen.add(code)
             found += [constant for constant in code.co_consts if type(constant) is types.CodeType]
 
 
@@ -104,12 +119,20 @@ class code_run:
             what = c_calls.leaves(function)
             return None if what is None else (what, place())
 
+        keyed = keyed_reads.asked()
+
+        def begins(frame: types.FrameType) -> None:
+            if frame.f_code in keyed:
+                keyed_reads.note(frame, run.looked_up)
+            if frame.f_code in asked:
+                on_frame(frame)
+
         if len(_kinds) > _MOST_KINDS:
             _kinds.clear()
         # the garbage collector may call these at any time
         collected = [getattr(callback, "__code__", None) for callback in gc.callbacks]
         apart = (warned.CODE, *[code for code in collected if type(code) is types.CodeType])
-        self._watch = native.CodeWatch(_sort, _kinds, apart, leaves, set(asked), on_frame)
+        self._watch = native.CodeWatch(_sort, _kinds, apart, leaves, {*asked, *keyed}, begins)
 
     def __enter__(self) -> CodeRun:
         self._watch.begin()
@@ -122,5 +145,6 @@ class code_run:
         for code, scope in watch.more:
             if code in run.codes:
                 run.add(code, scope)
+        run.latest = run.codes.keys()
         run.below = set(watch.below)
         run.calls = list(watch.calls)

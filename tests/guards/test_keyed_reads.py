@@ -1,0 +1,126 @@
+"""Dicts of which code only looks members up by key: guards are about those members, and about nothing else of them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capture import capture, config, recordings
+from tests.support.device import DEVICE
+
+
+class Registry:
+    """Values by name, as libraries keep loggers, activations and adapters."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, Any] = {"a": 2.0, "b": 3.0, ("c",): 4.0}
+
+    def find(self, name: Any) -> Any:
+        return self.known[name] if name in self.known else -1.0  # noqa: SIM401 - two ways to look it up
+
+    def get(self, name: Any, other: float = 0.5) -> Any:
+        return self.known.get(name, other)
+
+    def both(self, name: str) -> Any:
+        return self.known[name] + self.known["b"]
+
+    def moved(self, name: str) -> Any:
+        name = chr(ord(name) + 1)
+        return self.known[name]
+
+    def among(self, name: str) -> Any:
+        return self.known[name] + len(self.known)
+
+    def all_of(self) -> Any:
+        return sum(each for each in self.known.values())
+
+
+class Program:
+    def __init__(self, read: Callable[[Registry, Program], float]) -> None:
+        self.registry, self.read, self.key = Registry(), read, "a"
+        self.alias = self.registry.known if "alias" in read.__code__.co_names else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.read(self.registry, self)
+
+
+READS: dict[str, tuple[Callable[[Registry, Any], float], bool]] = {
+    "in and []": (lambda registry, _: registry.find("a"), True),
+    "get": (lambda registry, _: registry.get("a"), True),
+    "get of what is missing": (lambda registry, _: registry.get("z"), True),
+    "by a constant, too": (lambda registry, _: registry.both("a"), False),
+    "several keys": (lambda registry, _: registry.find("a") + registry.find("b"), False),
+    "a key from state": (lambda registry, program: registry.find(program.key), True),
+    "another key than was given": (lambda registry, _: registry.moved("a"), False),
+    "its length, too": (lambda registry, _: registry.among("a"), False),
+    "all members elsewhere": (lambda registry, _: registry.find("a") + registry.all_of(), False),
+    "the dict by another name": (lambda registry, program: registry.find("a") + len(program.alias), False),
+    "a key that is no text": (lambda registry, _: registry.find(("c",)), False),
+}
+
+CHANGES: dict[str, Callable[[Program], object]] = {
+    "another member": lambda program: program.registry.known.update(b=7.0),
+    "one more": lambda program: program.registry.known.update(z=5.0),
+    "one less": lambda program: program.registry.known.pop("b"),
+    "this member": lambda program: program.registry.known.update(a=9.0),
+    "without it": lambda program: program.registry.known.pop("a"),
+    "another dict": lambda program: setattr(program.registry, "known", {"a": 11.0, "b": 1.0, ("c",): 5.0}),
+    "another key": lambda program: setattr(program, "key", "b"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _plain() -> Iterator[None]:
+    with config.patch(cache=False), torch.no_grad():
+        yield
+
+
+def _outcome(function: Any, x: Tensor) -> Any:
+    try:
+        return function(x).tolist()
+    except KeyError as error:
+        return repr(error)
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_change_shows(name: str, change: str) -> None:
+    results, x = [], torch.ones(2, device=DEVICE)
+    for is_ours in (True, False):
+        program = Program(READS[name][0])
+        function: Any = capture(program.__call__) if is_ours else program
+        results.append([_outcome(function, x) for _ in range(5)])
+        CHANGES[change](program)
+        results[-1] += [_outcome(function, x) for _ in range(4)]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("name", [name for name, (_, is_keyed) in READS.items() if is_keyed])
+def test_other_members_do_not_count(name: str) -> None:
+    program, x = Program(READS[name][0]), torch.ones(2, device=DEVICE)
+    function = capture(program.__call__)
+    for number in range(10):
+        program.registry.known[number] = float(number)
+        program.registry.known["b"] = float(number)
+        assert torch.equal(function(x), program(x))
+    assert recordings(function).replays >= 7
+
+
+def test_a_logger_among_others_that_come() -> None:
+    @capture
+    def body(x: Tensor) -> Tensor:
+        logging.getLogger("tests.keyed").debug("said by the body")
+        return x * 2
+
+    numbers, x = itertools.count(), torch.ones(2, device=DEVICE)
+    for _ in range(12):
+        logging.getLogger(f"tests.keyed.other{next(numbers)}").isEnabledFor(logging.DEBUG)
+        body(x)
+    assert recordings(body).replays >= 9
