@@ -252,6 +252,8 @@ class Read:
     begun_with: WalkBegin | None = None
     looks_up_modules: bool = False
     """Code looks up modules by names that are worked out: what it finds is another thing once more are imported."""
+    is_early: bool = False
+    """The next run tells more of what a library sets itself."""
     _check: Callable[[Sequence[Any]], int] | None = None
 
     @property
@@ -264,7 +266,7 @@ class Read:
         """Whether another walk would come to the same guards: it begins with the same objects, and all that was read is
         unchanged. ``tensors``, ``places``: those with guards of their own, and where these are."""
         begin = self.begun_with
-        if self.obstacle is not None or begin is None or begin != begins_with or not begin.is_there():
+        if self.is_early or self.obstacle is not None or begin is None or begin != begins_with or not begin.is_there():
             return False
         if begin.run != begins_with.run and (self.is_of_one_run or begins_with.is_of_one_run):
             return False

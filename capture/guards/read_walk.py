@@ -258,7 +258,8 @@ class ReadWalk:
         absent, there = [], []
         for name in wanted:
             value = scope.get(name, MISSING)
-            if (id(scope), name) in self.names.stored and moves(scope, name):
+            if (id(scope), name) in self.names.stored:
+                self._set_by_library(scope, name, prefix, opens)
                 continue
             before = self.changed.get((id(scope), name), value)
             if type(before) is Replaced and self._is_set_only(name):
@@ -280,6 +281,17 @@ class ReadWalk:
         if absent or there:
             guard = Guard("members", itself(scope, prefix.rstrip(".") or "globals"), (tuple(absent), tuple(there)))
             self.add(guard, lambda: scope)
+
+    def _set_by_library(self, scope: dict[str, Any], name: str, prefix: str, opens: Callable[[str, Any], bool]) -> None:
+        """A global that a library's own code may set. It is no place that tells calls apart, as it may be a counter."""
+        value, moving = scope.get(name, MISSING), moves(scope, name)
+        self.found.is_early = self.found.is_early or moving is None
+        if moving is False:
+            there = () if value is MISSING else ((name, value),)
+            expected = (() if there else (name,), there)
+            self.found.guards.append(Guard("members", itself(scope, prefix.rstrip(".") or "globals"), expected))
+            if there and opens(name, value):
+                self.enter_value(value, f"{prefix}{name}")
 
     def add(self, guard: Guard, keeper: Callable[[], Any]) -> None:
         self.found.guards.append(guard)

@@ -11,32 +11,36 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from attrs import define
+
 from capture.key.code_names import same_value
 
-_met: dict[tuple[int, str], dict[str, Any]] = {}
-"""By ``id`` of the globals and name, those globals."""
-_moving: dict[tuple[int, str], dict[str, Any]] = {}
+
+@define(eq=False)
+class _Met:
+    """A name that a library's code may set."""
+
+    scope: dict[str, Any]
+    moves: bool | None = None
+    """None: no run came since it was met."""
 
 
-def moves(scope: dict[str, Any], name: str) -> bool:
-    """Whether a run was seen to give this global of a library another value."""
-    place = id(scope), name
-    if place in _moving:
-        return True
-    _met[place] = scope
-    return False
+_met: dict[tuple[int, str], _Met] = {}
+"""By ``id`` of the globals, and name."""
+
+
+def moves(scope: dict[str, Any], name: str) -> bool | None:
+    """Whether a run was seen to give this global of a library another value. None: the next run tells."""
+    return _met.setdefault((id(scope), name), _Met(scope)).moves
 
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
     """Notes which of the names that were met hold something else after a run than before it. One that was missing, or
     None, is set once."""
-    before = [(place, scope.get(place[1])) for place, scope in list(_met.items())]
+    before = [(met, name, met.scope.get(name)) for (_, name), met in list(_met.items()) if not met.moves]
     try:
         yield
     finally:
-        for place, held in before:
-            scope = _met.get(place)
-            if held is not None and scope is not None and not same_value(held, scope.get(place[1])):
-                _moving[place] = scope
-                _met.pop(place, None)
+        for met, name, held in before:
+            met.moves = held is not None and not same_value(held, met.scope.get(name))
