@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from capture.tree import thread_trees
 from tests.support.device import DEVICE
 from tests.support.nets import Mlp
 from tests.support.processes import run_python
+from tests.support.unguarded import set_unguarded, unguarded
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -319,18 +319,16 @@ def test_the_first_difference_is_told() -> None:
     assert "the function is not deterministic" in text
 
 
-def test_a_replay_that_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCALE", "1")
-
+def test_a_replay_that_differs_is_told() -> None:
     @capture
     def f(x: Tensor) -> Tensor:
-        return x * float(os.environ["SCALE"])  # docs/key.md: the environment is not seen
+        return x * unguarded()
 
-    def step(x: Tensor, scale: str) -> Tensor:
-        os.environ["SCALE"] = scale
+    def step(x: Tensor, scale: int) -> Tensor:
+        set_unguarded(scale)
         return f(x)
 
-    calls = [(torch.ones(2), scale) for scale in ("3", "3", "3", "3", "4")]
+    calls = [(torch.ones(2), scale) for scale in (3, 3, 3, 3, 4)]
     with pytest.raises(AssertionError) as info:
         assert_equal_to_eager(step, calls)
     text = str(info.value)

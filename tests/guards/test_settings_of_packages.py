@@ -11,6 +11,7 @@ import importlib
 import json
 import locale
 import logging
+import os
 import random
 import reprlib
 import socket
@@ -75,6 +76,10 @@ SETTINGS: dict[str, Setting] = {
     "encoder": (
         lambda: float(len(json.dumps([1, 2]))),
         lambda text: setattr(json._default_encoder, "item_separator", text), ", ", ",   ",  # type: ignore[attr-defined]
+    ),
+    "variable of the environment": (
+        lambda: float(os.environ.get("CAPTURE_TEST_SCALE", "2")),
+        lambda text: os.environ.update(CAPTURE_TEST_SCALE=text), "2", "3",
     ),
     "name of the first thread": (
         lambda: float(len(threading.main_thread().name)),

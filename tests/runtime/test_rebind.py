@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from capture.distributed import process_groups
 from capture.engines.base import Move, Refusal
 from capture.engines.cpu.tape import Tape
 from tests.support.device import DEVICE
+from tests.support.unguarded import set_unguarded, unguarded
 
 pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="of the tape")
 
@@ -214,14 +214,12 @@ def test_a_body_that_differs_from_itself(engine: Engine, is_wrong: bool) -> None
 
 
 @pytest.mark.parametrize("verify", ["first", "always"])
-def test_a_wrong_value_beside_one_that_varies(
-    monkeypatch: pytest.MonkeyPatch, verify: Literal["first", "always"]
-) -> None:
+def test_a_wrong_value_beside_one_that_varies(verify: Literal["first", "always"]) -> None:
     """Eager itself varies in the first output. That does not excuse the second, which is wrong."""
-    monkeypatch.setenv("CAPTURE_TEST_SCALE", "2.0")
+    set_unguarded(2)
 
     def deep(x: Tensor) -> Tensor:
-        return x * float(os.environ["CAPTURE_TEST_SCALE"])
+        return x * unguarded()
 
     @capture(verify=verify)
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,7 +229,7 @@ def test_a_wrong_value_beside_one_that_varies(
     with torch.no_grad(), config.patch(cache=False):
         for _ in range(2):
             f(x)
-        monkeypatch.setenv("CAPTURE_TEST_SCALE", "3.0")
+        set_unguarded(3)
         with pytest.warns(CaptureWarning, match=r"CG903.*'output\.1'"):
             assert torch.equal(f(x)[1], x * 3)
 

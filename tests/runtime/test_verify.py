@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -18,20 +17,22 @@ from capture.core.events import parse_logs
 from capture.core.options import Verify
 from capture.runtime import verify as _verify
 from tests.support.device import DEVICE
+from tests.support.unguarded import set_unguarded, unguarded
 
 
 @pytest.fixture(autouse=True)
 def _no_grad() -> Iterator[None]:
+    set_unguarded(2)
     with torch.no_grad(), config.patch(cache=False):
         yield
 
 
 def deep(x: Tensor) -> Tensor:
-    """Reads the environment, which no guard covers."""
-    return x * float(os.environ.get("CAPTURE_TEST_SCALE", "2.0"))
+    """Reads what no guard covers."""
+    return x * unguarded()
 
 
-def test_a_difference_is_named_and_eager_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_named_and_eager_wins() -> None:
     @capture(verify="always")
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
         return x + 1, deep(x) + 1
@@ -39,7 +40,7 @@ def test_a_difference_is_named_and_eager_wins(monkeypatch: pytest.MonkeyPatch) -
     x = torch.arange(4.0)
     for _ in range(3):
         f(x)
-    monkeypatch.setenv("CAPTURE_TEST_SCALE", "3.0")
+    set_unguarded(3)
     with pytest.warns(CaptureWarning, match=r"CG903.*'output\.1'"):
         first, second = f(x)
     assert torch.equal(first, x + 1)
@@ -49,19 +50,19 @@ def test_a_difference_is_named_and_eager_wins(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="the host reads a device's memory by a copy, which ends a segment")
-def test_a_difference_within_a_large_array(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_within_a_large_array() -> None:
     """Of which the text shows the ends alone."""
 
     @capture(verify="always")
     def f(x: Tensor) -> Any:
-        x = torch.cat([x, x[:1] * float(os.environ.get("CAPTURE_TEST_SCALE", "2.0")), x])
+        x = torch.cat([x, x[:1] * unguarded(), x])
         return (x + 1).numpy()
 
     x = torch.arange(4000.0)
     for _ in range(4):
         f(x)
     assert recordings(f).replays
-    monkeypatch.setenv("CAPTURE_TEST_SCALE", "3.0")
+    set_unguarded(3)
     x = x + 1
     with pytest.warns(CaptureWarning, match=r"CG903"):
         assert f(x)[4000] == 4.0
@@ -188,7 +189,7 @@ def test_without_memory_to_compare_the_call_happens_once(
         warnings.simplefilter("ignore", CaptureWarning)  # the fourth call's replay differs
         for turn in range(6):
             if turn == 3:
-                monkeypatch.setenv("CAPTURE_TEST_SCALE", "3.0")
+                set_unguarded(3)
             x = torch.full((3,), float(turn))
             wanted += deep(x)
             if verify == "always" or turn < 3:
