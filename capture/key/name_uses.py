@@ -109,6 +109,8 @@ class NameUses:
     """Names with constant keys: a number is added to what is kept there, or members are added at its end."""
     set: frozenset[str]
     """They are given values."""
+    set_anew: frozenset[Any]
+    """They are given values that are no sums with their own, as a count is set to 0. Items as in ``items_read``."""
     filled: frozenset[str]
     """Names in which values are put by constant keys."""
     asked: frozenset[Any]
@@ -124,10 +126,15 @@ class NameUses:
         if name in self.read or name in self.called or is_filled_anyhow:
             return False
         counted = {_ends(item)[1] for item in self.items_updated if _ends(item)[0] == name}
+        set_anew = {_ends(item)[1] for item in self.set_anew if type(item) is tuple and _ends(item)[0] == name}
         read = {_ends(item)[1] for item in self.items_read if _ends(item)[0] == name}
         if counted:
-            return not counted & read
-        return not read and (name in self.counted or name in self.grown or name in self.filled)
+            return not counted & (read | set_anew)
+        return (
+            not read
+            and not (name in self.counted and name in self.set_anew)
+            and (name in self.counted or name in self.grown or name in self.filled)
+        )
 
 
 def _ends(item: tuple[Any, Any]) -> tuple[str, tuple[Any, ...]]:
@@ -184,6 +191,7 @@ class UsesWalk:
     versions: dict[str, int] = field(factory=dict)
     """How often a local variable was set."""
     set: builtins.set[str] = field(factory=builtins.set)
+    set_anew: builtins.set[Any] = field(factory=builtins.set)
     filled: builtins.set[str] = field(factory=builtins.set)
     asked: builtins.set[Any] = field(factory=builtins.set)
     _keywords: tuple[str, ...] = ()
@@ -195,7 +203,9 @@ class UsesWalk:
 
     def note_texts(self, constants: Iterable[Any]) -> None:
         """The code may set what has one of these names."""
-        self._stores |= {(kind, one, -1) for one in constants if type(one) is str for kind in ("attribute", "item")}
+        texts = {one for one in constants if type(one) is str}
+        self._stores |= {(kind, one, -1) for one in texts for kind in ("attribute", "item")}
+        self.set_anew |= texts
 
     def follow(self, code: types.CodeType) -> None:
         """Follow all instructions."""
@@ -259,6 +269,7 @@ class UsesWalk:
             items_read=frozenset(key for value, key in items if "read" in value.uses or not value.uses),
             items_updated=frozenset(key for value, key in items if "counted" in value.uses or "grown" in value.uses),
             set=frozenset(self.set),
+            set_anew=frozenset(self.set_anew),
             filled=frozenset(self.filled),
             asked=frozenset(self.asked),
             stores=frozenset(self._stores),
@@ -444,6 +455,7 @@ class UsesWalk:
             return
         before = value.base if value.kind == "sum" else None
         if before is None or not before.is_like(place):
+            self.set_anew.add(place.name)
             self._read(value)
             return
         before.uses.append("counted")
@@ -466,6 +478,7 @@ class UsesWalk:
         holder = container
         if is_constant:
             self._stores.add(("item", key.name, self._at))
+            self.set_anew.add(Value("item", key.name, container).full_name())
         while holder.kind == "item" and holder.base is not None:
             holder = holder.base
         if is_constant and holder.kind in ("name", "attribute"):

@@ -77,7 +77,7 @@ class UsesOfNames:
 
 def uses_of_names(ran: CodeRun) -> UsesOfNames:
     """The uses in all code that ran."""
-    all_uses = UsesOfNames()
+    all_uses, set_anew = UsesOfNames(), dict[str, set[Any]]()
     for code, scopes in ran.codes.items():
         uses = name_uses(code)
         all_uses.counted |= uses.counted | uses.items_updated
@@ -89,7 +89,10 @@ def uses_of_names(ran: CodeRun) -> UsesOfNames:
             package = package_of(scope.get("__name__"))
             owner = package if is_library(package) else ""
             all_uses.read.setdefault(owner, set()).update(uses.read, uses.items_read)
+            set_anew.setdefault(owner, set()).update(uses.set_anew)
             all_uses.is_computed = all_uses.is_computed or (not owner and is_computed(code))
+    for owner, names in set_anew.items():  # what a run makes of such a number may be no sum with it
+        all_uses.read[owner] |= names & all_uses.counted
     return all_uses
 
 
