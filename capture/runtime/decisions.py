@@ -112,6 +112,8 @@ class Decisions:
     numbers."""
     reads_others: bool = False
     """The body reads values that replays compare: after others it may do something else with the numbers."""
+    has_all_places: bool = False
+    """No further places are looked for."""
 
     def own(self, values: Values) -> list[Number] | None:
         """The numbers of a call; None where they are of other types."""
@@ -346,6 +348,8 @@ def hold(captured: Captured, entry: Entry, bound: Call) -> Verdict:
         return _after_forbidding(captured, entry, bound, before) if decisions.positions else Verdict.GO_ON
     wanted = read_by_number(entry.facts, decisions.candidates())
     learned = _learned(captured, bound, decisions, wanted)
+    if learned.unplaced and _takes_more_places(captured, entry, bound, wanted):
+        return Verdict.START_OVER
     is_enough = False if learned.unplaced else learned.is_enough
     if entry.asks_no_more and not (decisions.reads_others and decisions.positions):  # those before stay proven
         return Verdict.GO_ON
@@ -426,8 +430,19 @@ def begins_with_reads(captured: Captured, entry: Entry, bound: Call) -> bool:
     return _begins_with(captured, entry, evolve(bound), (), [], wanted)
 
 
+def _takes_more_places(captured: Captured, entry: Entry, bound: Call, wanted: frozenset[int]) -> bool:
+    """After other answers than those before, the body leaves what formulas give in further places (``if loss < best:
+    best = loss``): have these be arguments, too."""
+    decisions: Decisions = captured.decisions
+    if decisions.has_all_places or bound.binder.places != captured.binder.places:
+        return False
+    decisions.has_all_places = True  # if it fails now, it does again
+    return _begins_with(captured, entry, evolve(bound), decisions.positions, [], wanted)
+
+
 def proves_branch(captured: Captured, entry: Entry, bound: Call, reads: tuple[str, ...]) -> bool:
-    """Prove what the body of an entry does after other answers of what it ``reads``. False where it does more."""
+    """Prove what the body of an entry does after other answers of what it ``reads``. False where it does more, or where
+    answers stand for further numbers from now on."""
     decisions: Decisions | None = captured.decisions
     if decisions is None or entry.facts is None or calls_out(entry.facts):
         return False
@@ -440,6 +455,8 @@ def proves_branch(captured: Captured, entry: Entry, bound: Call, reads: tuple[st
         return False
     wanted = frozenset(number for one in decisions.candidates() for number in one.taken)
     learned = _learned(captured, bound, decisions, wanted)
+    if learned.unplaced:
+        _takes_more_places(captured, entry, bound, wanted)
     is_enough = learned.is_enough is True and not learned.unplaced
     if is_enough:
         entry.proven_branches.add(reads)

@@ -1,5 +1,5 @@
-"""Numbers that are read, compared, and kept in Python state or given to operators: averages whose decay grows, norms
-that are clipped."""
+"""Numbers that are read, compared with numbers in Python state, and kept there: the best so far, patience, averages
+whose decay grows, norms that are clipped."""
 
 from __future__ import annotations
 
@@ -66,8 +66,47 @@ def varied(number: int) -> float:
     return (number * 0.618) % 1 * 2
 
 
+def falling(number: int) -> float:
+    return 5 / (1 + number)
+
+
 def odd(number: int) -> float:
     return {15: math.nan, 18: math.inf, 21: -math.inf, 24: -0.0, 27: 0.0, 30: 1.0}.get(number, varied(number))
+
+
+def best(s: Any, x: Tensor) -> Any:
+    loss = x.mean().item()
+    if loss < s.best:
+        s.best = loss
+    return x * 2
+
+
+def best_by_min(s: Any, x: Tensor) -> Any:
+    s.best = min(s.best, x.mean().item())
+    return x * 2
+
+
+def patience(s: Any, x: Tensor) -> Any:
+    loss = x.mean()
+    if loss.item() < s.best - 1e-4:
+        s.best, s.bad = loss.item(), 0
+    else:
+        s.bad += 1
+        if s.bad >= 5:
+            s.stop = True
+    return loss * 2
+
+
+def patience_that_raises(s: Any, x: Tensor) -> Any:
+    loss = x.mean().item()
+    if loss < s.best:
+        s.best, s.bad = loss, 0
+    else:
+        s.bad += 1
+        if s.bad > 6:
+            s.bad = 0
+            raise ValueError(f"no better than {s.best}")
+    return x * 2
 
 
 def clipped(s: Any, x: Tensor) -> Any:
@@ -98,6 +137,10 @@ def average_whose_decay_grows(s: Any, x: Tensor) -> Any:
 
 
 PROGRAMS: dict[Body, dict[str, Any]] = {
+    best: {"best": math.inf},
+    best_by_min: {"best": math.inf},
+    patience: {"best": math.inf, "bad": 0, "stop": False},
+    patience_that_raises: {"best": math.inf, "bad": 0},
     clipped: {"w": torch.ones(2, 3)},
     clipped_by_min: {"w": torch.ones(2, 3)},
     divided: {"w": torch.ones(2, 3)},
@@ -106,7 +149,7 @@ PROGRAMS: dict[Body, dict[str, Any]] = {
 
 
 @pytest.mark.one_in(8)
-@pytest.mark.parametrize("value_of", [varied, odd])
+@pytest.mark.parametrize("value_of", [varied, falling, odd])
 @pytest.mark.parametrize("body", PROGRAMS, ids=lambda body: body.__name__)
 def test_answers_and_formulas_together(body: Body, value_of: Callable[[int], float]) -> None:
     counters = both(body, value_of, **PROGRAMS[body])
