@@ -10,6 +10,7 @@ import array
 import contextvars
 import functools
 import queue
+import random
 import threading
 import types
 import weakref
@@ -162,27 +163,30 @@ def function_sources(function: types.FunctionType, parent: Source | None) -> lis
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=False):
         sources.append(Source("closure", cell, None, name, parent))
-    scope = function.__globals__
-    for name in globals_in(function.__code__):
+    return sources + global_sources(function.__code__, function.__globals__, parent)
+
+
+def global_sources(code: types.CodeType, scope: dict[str, Any], parent: Source | None) -> list[Source]:
+    """The globals that code names, and what it names of users' modules."""
+    sources, read = list[Source](), globals_in(code)
+    for name in read:
         value = scope.get(name, MISSING)
         if isinstance(value, types.ModuleType):
-            sources += _module_globals(function, name, parent)
+            sources += _module_globals(code, value, name, parent)
         elif value is not MISSING:
             sources.append(Source("global", scope, name, name, parent))
-    read = globals_in(function.__code__)
-    stored = [name for name in globals_stored(function.__code__) if name not in read]
+    stored = [name for name in globals_stored(code) if name not in read]
     return sources + [Source("global", scope, name, name, parent) for name in stored]
 
 
-def _module_globals(function: types.FunctionType, name: str, parent: Source | None) -> list[Source]:
-    """Names of a user's module that the function may read or set there."""
-    module = function.__globals__[name]
+def _module_globals(code: types.CodeType, module: types.ModuleType, name: str, parent: Source | None) -> list[Source]:
+    """Names of a user's module that code may read or set there."""
     if not is_of_users(module.__name__):
         return []
     namespace = module.__dict__
     return [
         Source("attribute", module, attribute, f"{name}.{attribute}", parent)
-        for attribute in mentioned_in(function.__code__)
+        for attribute in mentioned_in(code)
         if attribute in namespace
         and (holds_state(namespace[attribute]) or type(namespace[attribute]) is types.FunctionType)
     ]
@@ -201,6 +205,18 @@ def snapshot(starts: list[Source], inputs: Set[tuple[int, Any]] = frozenset()) -
     _walk(state, entered, [(source, source.get()) for source in starts], aside)
     _walk(state, entered, aside, None)
     return state
+
+
+def may_change(value: Any) -> bool:
+    """Whether there is anything in the object that is compared: in a snapshot, or how far it has moved."""
+    kind = type(value)
+    if kind in PLAIN_TYPES or value is MISSING or not holds_state(value):
+        return False
+    if issubclass(kind, random.Random) or kind.__module__.startswith("numpy.random") or hasattr(kind, "__next__"):
+        return True
+    state = snapshot([Source("root", value, None, "root")])
+    kept = (state.members, state.states, state.tensors, state.flags, state.tables, state.generators, state.namespaces)
+    return any(kept) or any(source.kind not in ("root", "item") for source, _ in state.sources.values())
 
 
 def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[Found] | None) -> None:

@@ -18,11 +18,11 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from capture.key.code_names import globals_in
+from capture.key.code_names import MISSING, globals_in
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.code_run import CodeRun
 from capture.state.namespaces import Namespace, holds_state, is_of_users, scope_of
-from capture.state.snapshot import Snapshot
+from capture.state.snapshot import Snapshot, global_sources, may_change, place_key
 from capture.state.source import Source
 
 _MAKING = frozenset({"__init__", "__new__", "__post_init__"})
@@ -41,18 +41,21 @@ class Unreached:
         there are none, as the collector knows of nothing that it was told to leave alone, what frames see counts."""
         self._entered: list[tuple[Any, str]] = []
         """What frames told of in the last run, and a name for each."""
+        self._globals: dict[tuple[int, Any], Source] = {}
+        """Globals that methods name."""
 
     def __bool__(self) -> bool:
-        return bool(self._found or self._may_be)
+        return bool(self._found or self._may_be or self._globals)
 
     def starts(self) -> list[tuple[Any, str]]:
         """What is still there, with a path for each."""
-        return [(root.holder(), root.path) for root in self.roots()]
+        return [(root.get(), root.path) for root in self.roots()]
 
     def roots(self) -> list[Source]:
         """The roots of a walk over these functions' state. Arguments are not among them: each call has new ones."""
         there = [(get, name) for get, name in self._found if get() is not None]
-        return [Source("call", get, None, f"{name}#{at}") for at, (get, name) in enumerate(there)]
+        found = [Source("call", get, None, f"{name}#{at}") for at, (get, name) in enumerate(there)]
+        return found + [source for source in self._globals.values() if source.get() is not MISSING]
 
     def watch(self) -> tuple[Collection[types.CodeType], Callable[[types.FrameType], None]]:
         """Code whose frames are looked at in the next run, and what looks at them."""
@@ -78,8 +81,10 @@ class Unreached:
         the arguments. ``runs_operators``: replays run the Python code of operators, so what that leaves behind is left
         as in the body."""
         codes = {code for code, scopes in ran.codes.items() if any(scope_of(scope.get("__name__")) for scope in scopes)}
-        codes -= self._looked_for | (ran.below if runs_operators else set()) | _made_by(ran)
+        codes -= ran.below if runs_operators else set()
         codes = {code for code in codes if not code.co_filename.startswith(_INSTALLED)}
+        has_more = self._note_globals(state, {code: ran.codes[code] for code in codes})
+        codes -= self._looked_for | _made_by(ran)
         holders, self._entered = self._entered, []
         is_open = False
         if codes:
@@ -99,7 +104,22 @@ class Unreached:
         reached = {id(value) for value, _ in self.starts()}
         new = {id(value): (value, name) for value, name in holders if id(value) not in reached}
         self._found += [(_weakly(value), name) for value, name in new.values()]
-        return bool(new) or is_open
+        return bool(new) or is_open or has_more
+
+    def _note_globals(self, state: Snapshot, ran: Mapping[types.CodeType, Iterable[dict[str, Any]]]) -> bool:
+        """Note objects in globals that code of a class names and that ``state`` did not come to: of classes it has what
+        they hold, and not what their methods name. Whether there are such."""
+        reached = {id(value) for _, value in state.entered} | {id(tensor) for _, tensor, _ in state.flags}
+        new = dict[tuple[int, Any], Source]()
+        for code, scopes in ran.items():
+            for scope in scopes:
+                for source in global_sources(code, scope, None):
+                    key = place_key(source)
+                    if key not in self._globals and id(source.get()) not in reached and may_change(source.get()):
+                        path = f"{scope.get('__name__')}.{source.path}"
+                        new[key] = Source(source.kind, source.holder, source.name, path)
+        self._globals |= new
+        return bool(new)
 
     def _held_by_others(self, codes: set[types.CodeType]) -> tuple[list[Any], bool]:
         """Functions with this code, and objects that have them as methods: those that are alone, and whether there are
