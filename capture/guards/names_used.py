@@ -78,6 +78,8 @@ SPECIAL = frozenset(
 }
 """Names that syntax and C code look up in classes; the last two are of ``autograd.Function``, whose ``apply`` is in C
 from torch 2.14 on."""
+_TAKING_APART = frozenset({"__reduce__", "__reduce_ex__", "__getstate__", "dump", "dumps"})
+"""Code that names one of these may have C code read whatever an object holds."""
 _ACCESSORS = frozenset({"Module.__getattr__", "Module.__setattr__", "Module.__delattr__"})
 """Methods of torch that look into the tables of every module, by names that other code mentions."""
 _STATE_IS_USERS = frozenset({"threading"})
@@ -217,7 +219,8 @@ class Names:
             if not self._of_codes:
                 self._of_codes += [(code, uses_of(code).names) for code in {*self.run.latest, *self.run.unseen}]
             codes = [code for code, names in self._of_codes if name in names]
-            is_known = not self.is_computed and not self.compiled and bool(codes)
+            takes_apart = any(not _TAKING_APART.isdisjoint(names) for _, names in self._of_codes)
+            is_known = not (self.is_computed or self.compiled or takes_apart) and bool(codes)
             self._keys[name] = keyed_reads.keys_of(name, codes, self.run.looked_up) if is_known else None
         return self._keys[name]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,6 +62,7 @@ READS: dict[str, tuple[Callable[[Registry, Any], float], bool]] = {
     "its length, too": (lambda registry, _: registry.among("a"), False),
     "all members elsewhere": (lambda registry, _: registry.find("a") + registry.all_of(), False),
     "the dict by another name": (lambda registry, program: registry.find("a") + len(program.alias), False),
+    "a copy by C code": (lambda registry, _: registry.find("a") + len(pickle.dumps(registry)), False),
     "a key that is no text": (lambda registry, _: registry.find(("c",)), False),
 }
 
