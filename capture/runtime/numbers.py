@@ -23,6 +23,7 @@ import dis
 import functools
 import math
 import operator
+import re
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +70,7 @@ _LARGEST = 1 << 53  # from there on not every whole number is a float
 _READ_IN_C = frozenset({"math", "cmath", "numpy", "decimal", "fractions", "struct", "random", "statistics", "operator",
                         "scipy", "json", "pickle", "marshal", "array", "ctypes"})  # fmt: skip
 """Modules whose functions in C read a number without calling a method of it."""
+_CONVERSION = re.compile(r"%(\(.*?\))?[-+ #0]*[0-9*]*(\.[0-9*]*)?[diouxXeEfFgGc]")
 
 
 def may_vary(value: Number) -> bool:
@@ -79,12 +81,21 @@ def may_vary(value: Number) -> bool:
 
 
 def reads_in_c(ran: CodeRun, *, but: types.ModuleType | None = None) -> bool:
-    """Code that ran names something that may read a number unnoticed. ``but``: a module that is no such thing."""
-    return any(
+    """Code that ran names something that may read a number unnoticed, or makes a text of it by ``%``. ``but``: a module
+    that is no such thing."""
+    return any(map(_formats, ran.codes)) or any(
         _reads(name, value)
         for code, scopes in ran.codes.items() for name in _names(code) for scope in scopes
         if ((value := scope.get(name)) is not but or but is None) and not (value is operator and _calls_methods(code))
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def _formats(code: types.CodeType) -> bool:
+    """Whether the code may make a text of a number by ``"%.2f" % x``, in which no method of the number is called."""
+    if not any(type(one) is str and _CONVERSION.search(one) for one in code.co_consts):
+        return False
+    return any(one.opname == "BINARY_OP" and one.argrepr in ("%", "%=") for one in dis.get_instructions(code))
 
 
 def _calls_methods(code: types.CodeType) -> bool:

@@ -198,3 +198,19 @@ def test_formulas_of_other_keys_that_give_the_same_of_one_value(value: float, fi
         return x * 2
 
     both(logged, value_of, last=0.0, other=0.0)
+
+
+def as_a_text(s: Any, x: Tensor) -> Tensor:
+    s.text = "%.0f" % x.mean().item()  # noqa: UP031 - that is what is tried
+    return x * 2
+
+
+def compared_as_a_text(s: Any, x: Tensor) -> Tensor:
+    s.last = x.mean().item()
+    return x * 3 if "%.0f of %s" % (s.last, "it") == "1 of it" else x * 2  # noqa: UP031
+
+
+@pytest.mark.parametrize("body", [as_a_text, compared_as_a_text], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("low", [0.1, 0.3])
+def test_a_text_that_tells_little_of_a_number(body: Body, low: float) -> None:
+    both(body, lambda number: low + varied(number) * (0.05 if number < 12 else 1), text="", last=0.0)
