@@ -24,6 +24,7 @@ from capture.state.code_run import CodeRun
 from capture.state.namespaces import Namespace, holds_state, is_of_users, scope_of
 from capture.state.snapshot import Snapshot, global_sources, may_change, place_key
 from capture.state.source import Source
+from capture.torch_private.dynamo import installed_by_compiler
 
 _MAKING = frozenset({"__init__", "__new__", "__post_init__"})
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
@@ -114,8 +115,10 @@ class Unreached:
         for code, scopes in ran.items():
             for scope in scopes:
                 for source in global_sources(code, scope, None):
-                    key = place_key(source)
-                    if key not in self._globals and id(source.get()) not in reached and may_change(source.get()):
+                    key, value = place_key(source), source.get()
+                    if key in self._globals or id(value) in reached or not may_change(value):
+                        continue
+                    if source.kind != "global" or not installed_by_compiler(scope, source.name):
                         path = f"{scope.get('__name__')}.{source.path}"
                         new[key] = Source(source.kind, source.holder, source.name, path)
         self._globals |= new
