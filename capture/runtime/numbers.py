@@ -182,10 +182,9 @@ def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> Watch
     """Watch the body with numbers that note who reads them, and undo it. None where Python code reads a number, or may
     do so unnoticed, or where there is nothing to record."""
     own: list[Number] = [call.values[at] for at in positions]
-    first = _noted(captured, call, positions, own)
-    if first is None or not any(type(one) is int for one in own):
-        return first
-    both = _with_wholes(captured, call, positions, first, own)
+    if not any(type(one) is int for one in own):
+        return _noted(captured, call, positions, own)
+    both = _with_wholes(captured, call, positions, own)
     if both is None:
         return None
     for far in (-_UNLIKELY, _UNLIKELY):  # of the one ``math`` has no root, of the other a float no power
@@ -201,17 +200,20 @@ def _agrees(
     others: Sequence[Number],
 ) -> bool:  # fmt: skip
     """A run with other numbers does the same, but for what follows from them."""
-    second = _tried(captured, call, positions, others)
-    if second is None or second.amounts != watched.amounts or second.left() != watched.left():
+    looks = watched.computed is None
+    second = _tried(captured, call, positions, others, looks=looks)
+    if second is None or not watched.agrees(own, others, second.sequence, second.scalars):
         return False
-    return watched.agrees(own, others, second.sequence, second.scalars)
+    second = second if looks else _tried(captured, call, positions, others, has_wholes=True)
+    return second is not None and second.amounts == watched.amounts and second.left() == watched.left()
 
 
 def _tried(
-    captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number], *, has_wholes: bool = False
+    captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number], *, has_wholes: bool = False,
+    looks: bool = True,
 ) -> Watched | None:  # fmt: skip
     try:
-        return _noted(captured, call, positions, own, has_wholes=has_wholes)
+        return _noted(captured, call, positions, own, has_wholes=has_wholes, looks=looks)
     except Exception as error:
         run = body_run.current()
         if run is None or run.error is not error:
@@ -219,18 +221,20 @@ def _tried(
         return None  # the body takes no such numbers
 
 
-def _with_wholes(
-    captured: Captured, call: Call, positions: Sequence[int], first: Watched, own: Sequence[Number]
-) -> Watched | None:  # fmt: skip
-    """A float on its left does not ask a whole number (``0.9 ** step``, ``0.5 < step``). In one more run the numbers
-    are such as it asks: it has to do the same, and shows what else is computed."""
+def _with_wholes(captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number]) -> Watched | None:
+    """A float on its left does not ask a whole number (``0.9 ** step``, ``0.5 < step``). So the numbers are such as it
+    asks in one run, which shows what is computed and left. Operators get other ones in it, and so there is one with
+    ints, which has to do the same."""
     wholes = _tried(captured, call, positions, own, has_wholes=True)
-    if wholes is None or wholes.sequence != first.sequence or wholes.amounts != first.amounts:
+    if wholes is None:
         return None
-    if wholes.left() != first.left():
+    ints = _noted(captured, call, positions, own, looks=wholes.computed is None)
+    if ints is None or wholes.sequence != ints.sequence:
         return None
-    formulas = {formula.text(): formula for formula in (*first.formulas, *wholes.formulas)}
-    return evolve(first, formulas=tuple(formulas.values()), raising=wholes.raising)
+    if wholes.computed is None and (ints.amounts != wholes.amounts or ints.computed is not None):
+        return None
+    formulas = {formula.text(): formula for formula in (*ints.formulas, *wholes.formulas)}
+    return evolve(wholes, scalars=ints.scalars, formulas=tuple(formulas.values()))
 
 
 _UNLIKELY = 1013
@@ -263,8 +267,10 @@ def differing_parts(
 
 
 def _noted(
-    captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number], *, has_wholes: bool = False
+    captured: Captured, call: Call, positions: Sequence[int], own: Sequence[Number], *, has_wholes: bool = False,
+    looks: bool = True,
 ) -> Watched | None:  # fmt: skip
+    """``looks``: at what the run leaves; it is known else."""
     noting, amounts = Noting(has_wholes=has_wholes), dict[int, int]()
     noted = evolve(call, values=with_numbers(call.values, positions, noting.begin(own)))
     noted.amounts = noted_amounts(noted, noting, own, positions, amounts)
@@ -278,6 +284,10 @@ def _noted(
         return None
     if reads_in_c(watched.ran, but=None if others_may_run() else math):
         return None
+    formulas = tuple(noting.formulas.values())
+    raising = tuple([formula for formula in formulas if formula.may_raise()])
+    if not looks:
+        return Watched(facts.sequence, facts.scalars, formulas, amounts, raising)
     left = [leaf.value for several in described.effects for leaf in several.leaves]
     left += [leaf.value for leaf in described.outputs]
     if reads.is_lost or any(map(holds_noted, left)):
@@ -288,8 +298,6 @@ def _noted(
     changed = [one for one in watched.changed if one.amount is None and not one.is_read_anew]
     if any(number_of_place(call.binder.places, one.source) is not None for one in changed):
         return None  # the body itself puts another number there
-    formulas = tuple(noting.formulas.values())
-    raising = tuple([formula for formula in formulas if formula.may_raise()])
     unplaced = () if computed is None else reads.unplaced
     return Watched(facts.sequence, facts.scalars, formulas, amounts, raising, computed, unplaced)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from capture import capture, config, recordings
+from tests.support.device import LIFTS
 from tests.support.observed import bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
@@ -23,9 +25,13 @@ def _every_body_pays() -> Iterator[None]:
         yield
 
 
+def state() -> SimpleNamespace:
+    return SimpleNamespace(n=0, kept=0.0, count=torch.zeros((), dtype=torch.long), weight=torch.ones(3))
+
+
 def replays_of(body: Body, calls: int) -> int:
     """Calls beside eager ones, each with its own state."""
-    ours, eager = (SimpleNamespace(n=0, kept=0.0, count=torch.zeros((), dtype=torch.long)) for _ in range(2))
+    ours, eager = state(), state()
     captured = capture(lambda x: body(ours, x))
     for number in range(calls):
         x = torch.full((3,), float(number))
@@ -84,6 +90,25 @@ def an_int_to_isinstance(s: Any, x: Tensor) -> Tensor:
     s.n += 1
     assert isinstance(s.n, int)
     return x + 1 if s.n % 4 == 0 else x * 2
+
+
+def a_rate_that_is_kept(s: Any, x: Tensor) -> Any:
+    s.kept = 0.05 * (1 + math.cos(math.pi * s.n / 500))
+    s.weight.sub_(x, alpha=s.kept)
+    s.n += 1
+    return s.weight * 1
+
+
+def a_mean_of_steps(s: Any, x: Tensor) -> Any:
+    s.n += 1
+    s.kept = s.kept + 0.25 * s.n
+    return x * (2.0 * s.n), s.kept / s.n
+
+
+@pytest.mark.parametrize("body", [a_rate_that_is_kept, a_mean_of_steps], ids=lambda body: body.__name__)
+def test_what_a_float_makes_of_a_whole_number_follows_in_replays(body: Body) -> None:
+    replays = replays_of(body, 40)
+    assert replays > 20 or not LIFTS
 
 
 @pytest.mark.one_in(4)
