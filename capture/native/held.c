@@ -1,7 +1,7 @@
 /* Held: whether the memory of an output is in use; and outputs that are further aliases of a tensor made once. */
 #include "torch_abi.h"
 
-#define NAMES(X) X(data) X(build) X(build_left) X(__dict__) X(grad) X(_backward_hooks)
+#define NAMES(X) X(data) X(build) X(build_left)
 NAMES(DECLARE)
 
 typedef struct {
@@ -195,26 +195,10 @@ static PyObject *watch_settle(PyObject *object, PyObject *Py_UNUSED(ignored))
     return self->alone < 0 ? NULL : PyLong_FromLongLong(self->alone - (self->again != NULL));
 }
 
-/* An attribute is None; without an exception. */
-static int is_none(PyObject *object, PyObject *name)
-{
-    PyObject *found = PyObject_GetAttr(object, name);
-    int none = found == Py_None;
-    Py_XDECREF(found);
-    PyErr_Clear();
-    return none;
-}
-
 /* Users left nothing on a tensor that they had: no gradient or hook, no attribute, no weak reference. */
 static int is_bare(StorageWatch *self, PyObject *ours)
 {
-    if (!is_unwatched(self->again, ours) || !is_none(self->again, s_grad) || !is_none(self->again, s__backward_hooks))
-        return 0;
-    PyObject *own = PyObject_GetAttr(self->again, s___dict__);
-    int bare = own != NULL && PyDict_Check(own) && PyDict_GET_SIZE(own) == 0;
-    Py_XDECREF(own);
-    PyErr_Clear();
-    return bare;
+    return is_unwatched(self->again, ours) && has_nothing_on_it(self->again);
 }
 
 static PyObject *watch_part(PyObject *object, PyObject *Py_UNUSED(ignored))

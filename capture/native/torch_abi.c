@@ -17,7 +17,7 @@ static struct {
     GetLongs sizes, strides;
     GetInt dtype;
     Py_ssize_t impl_at; /* in a Python tensor; 0: ask ``_cdata`` */
-    const PyGetSetDef *cdata, *requires, *nested;
+    const PyGetSetDef *cdata, *requires, *nested, *grad, *hooks;
     PyTypeObject *plain[3];
     int32_t complex[MOST_LAZY], real[MOST_LAZY]; /* dtypes, -1 behind the last */
 } torch;
@@ -76,6 +76,24 @@ int requires_gradient(PyObject *tensor)
     int requires = found == NULL ? -1 : found == Py_True;
     Py_XDECREF(found);
     return requires;
+}
+
+/* A property of a tensor is None: 1, 0; 0 without an exception where it raises. */
+static int is_without(PyObject *tensor, const PyGetSetDef *property)
+{
+    PyObject *found = property->get(tensor, property->closure);
+    int without = found == Py_None;
+    if (found == NULL)
+        PyErr_Clear();
+    Py_XDECREF(found);
+    return without;
+}
+
+int has_nothing_on_it(PyObject *tensor)
+{
+    PyObject **own = is_plain_tensor(tensor) ? _PyObject_GetDictPtr(tensor) : NULL;
+    return own != NULL && (*own == NULL || PyDict_GET_SIZE(*own) == 0) && is_without(tensor, torch.grad) &&
+           is_without(tensor, torch.hooks);
 }
 
 int is_nested(PyObject *tensor)
@@ -265,7 +283,9 @@ static PyObject *use_abi(PyObject *module, PyObject *args, PyObject *kwargs)
     const PyGetSetDef *cdata = property_of(base, "_cdata");
     const PyGetSetDef *requires = cdata == NULL ? NULL : property_of(base, "requires_grad");
     const PyGetSetDef *nested = requires == NULL ? NULL : property_of(base, "is_nested");
-    if (PyErr_Occurred() || nested == NULL || take_dtypes(complex, torch.complex) < 0 ||
+    const PyGetSetDef *grad = nested == NULL ? NULL : property_of(base, "grad");
+    const PyGetSetDef *hooks = grad == NULL ? NULL : property_of(base, "_backward_hooks");
+    if (PyErr_Occurred() || hooks == NULL || take_dtypes(complex, torch.complex) < 0 ||
         take_dtypes(real, torch.real) < 0)
         return NULL;
     for (int i = 0; i < 3; i++)
@@ -273,6 +293,8 @@ static PyObject *use_abi(PyObject *module, PyObject *args, PyObject *kwargs)
     torch.cdata = cdata;
     torch.requires = requires;
     torch.nested = nested;
+    torch.grad = grad;
+    torch.hooks = hooks;
     torch.impl_at = impl_at;
     torch.dim = (GetLong)found[1];
     torch.sizes = (GetLongs)found[2];
