@@ -79,6 +79,8 @@ class ForwardOutputs(_ForwardOutputs):
     is_replay: bool = False
     begin_state: torch.Tensor | None = None
     """Of a replay whose backward pass may draw again: what the generator of the CPU drew from as it began."""
+    begun: int | None = None
+    """Of a run: the number of autograd's next node as it began."""
 
 
 def lies_apart(pair: ForwardOutputs) -> bool:
@@ -414,6 +416,18 @@ class SavedGraph:
             known = found[number]
             found[number] = grad if known is None else known if grad is None else known + grad
         return found
+
+    @functools.cached_property
+    def repeats_input(self) -> bool:
+        """Whether one argument alone needs gradients, for several uses. Asked for once the body has run."""
+        return len(self.wanted) > 1 and len(set(self.wanted)) == 1
+
+    def in_one(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Gradients of such an argument, use by use: the sum, made in autograd's order, and nothing for the others."""
+        made = [grad for grad in grads if grad is not None]
+        if not made or any(grad.layout is not torch.strided for grad in made):
+            return list(grads)
+        return [functools.reduce(torch.add, made), *[None] * (len(grads) - 1)]
 
     def gradients_of_order(
         self, tensors: Sequence[torch.Tensor], orders: Sequence[Grads], *, keeps_graph: bool, reaches_inputs: bool

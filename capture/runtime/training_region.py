@@ -23,7 +23,7 @@ import torch
 from attrs import define, evolve, frozen
 from typing_extensions import override
 
-from capture.autograd import accumulate_grad, higher_order, inner_results, leaf_swap
+from capture.autograd import accumulate_grad, higher_order, inner_results, leaf_swap, sole_use
 from capture.autograd.backward_timer import BackwardTimer
 from capture.autograd.recomputation import drawing_from
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
@@ -53,6 +53,7 @@ from capture.state.call import Call
 from capture.state.source import Source
 from capture.torch_private import autograd as torch_autograd
 from capture.torch_private import capabilities, checkpoints
+from capture.torch_private.autograd import NO_NUMBER, number_of
 from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.torch_private.threads import others_may_run
 from capture.tree.node import Node
@@ -71,10 +72,14 @@ class RegionCall(Call):
     program: SavedGraph | None = None
     """What the gradients of the body's last run are computed with."""
     keeps_program: bool = True
+    begun: int | None = None
+    """The number of autograd's next node as the body first began."""
 
     @override
     def run(self, values: tuple[Any, ...] | None = None) -> Any:
+        self.begun = torch_autograd.next_number() if self.begun is None else self.begun
         pair = self.region.run(self, self.values if values is None else values)
+        pair.begun = self.begun
         self.program = pair.program
         return pair
 
@@ -94,7 +99,7 @@ class RegionCall(Call):
 
     @override
     def whole(self, result: ForwardOutputs) -> ForwardOutputs:
-        result.program = self.program
+        result.program, result.begun = self.program, self.begun
         return result
 
 
@@ -188,7 +193,7 @@ class Region:
         self._forms: set[Any] = set()
         """The forms of all programs."""
         self._backwards: dict[Any, _Backward] = {}
-        """Backward passes, by form of the program and whether they accumulate."""
+        """Backward passes, by form of the program and ``_Found.way``."""
         self._found: _Found | None = None
         """What the last backward pass of a recording ran by."""
         self._retired = False
@@ -305,7 +310,7 @@ class Region:
     def settle(self, node: Node, program: SavedGraph) -> None:
         """A recording was made of the run that gave the program."""
         node.program, program.branch = program, node.reads
-        pool = self._pool()
+        pool = tree_for(self._backend, self._captured.pool.number).pool
         self._recorded.setdefault(pool, {})[program.form] = program
         self._found = None
         self._forms.add(program.form)
@@ -322,6 +327,7 @@ class Region:
         """The result as part of the caller's graph. The pass has happened: where this fails by a fault of ours, it is
         done ``again``."""
         frame: Frame | None = None
+        begun = pair.begun if pair.begun is not None else torch_autograd.next_number()
         try:
             inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
             frame = Frame(self, program, inner, kept, pair.attached)
@@ -354,6 +360,7 @@ class Region:
                 _apply(frame, *wanted, anchor.tensor)
             else:
                 _apply(frame, *wanted, *uses)
+            sole_use.follow(frame, begun, wanted[0] if program.repeats_input else None)
             if is_replay and self.is_measured():
                 self.time_backward(pair.result, leaves, is_replay=True)
             return pair.result
@@ -384,28 +391,29 @@ class Region:
 
     def gradients(
         self, program: SavedGraph, tensors: Sequence[Any], grads: Sequence[Any],
-        buffers: Sequence[Any] | None = None, *, at_home: bool,
+        buffers: Sequence[Any] | None = None, *, at_home: bool, in_one: bool = False,
     ) -> Sequence[Any]:  # fmt: skip
         """The backward pass of one call. ``at_home``: in the thread of the forward pass, or while that waits for it.
-        ``buffers``: of the parameters, to which their gradients are added; None: all are given back as they are."""
+        ``buffers``: of the parameters, to which their gradients are added; None: all are given back as they are.
+        ``in_one``: the gradients of its one input may come as their sum (``sole_use``)."""
         is_looked_at = torch.is_anomaly_enabled()  # autograd looks at what each node gives
         if self._retired or is_looked_at or self._hands_on or program.again.is_of_one_run or program.branch is None:
             return _run_plainly(program, tensors, grads, buffers, at_home=at_home)
-        pool, found = self._pool(), self._found
-        recorded = None if found is None else found.recorded_of(pool, program, accumulates=buffers is not None)
+        pool, found = tree_for(self._backend, self._captured.pool.number).pool, self._found
+        recorded = None if found is None else found.recorded_of(pool, program, (buffers is not None, in_one))
         if found is not None and recorded is not None:  # neither a form is hashed nor a pool looked up
             return found.backward(recorded, tensors, grads, buffers or ())
-        key = program.form, buffers is not None
-        backward = self._backwards.get(key)
+        way = buffers is not None, in_one
+        backward = self._backwards.get((program.form, way))
         if backward is None:
-            made = _Backward(self._captured, program, accumulates=buffers is not None)
-            backward = self._backwards.setdefault(key, made)
+            made = _Backward(self._captured, program, accumulates=buffers is not None, in_one=in_one)
+            backward = self._backwards.setdefault((program.form, way), made)
         recorded = self._recorded.get(pool, {}).get(program.form)
         if recorded is None and (backward.was_called or program.form in self._forms):
             return _run_plainly(program, tensors, grads, buffers, at_home=at_home)
         if recorded is not None:
             refs = weakref.ref(pool), weakref.ref(program), weakref.ref(recorded)
-            self._found = _Found(backward, buffers is not None, *refs)
+            self._found = _Found(backward, way, *refs)
         return backward(recorded or program, tensors, grads, buffers or ())
 
     def may_run_plainly(self, program: SavedGraph, error: Exception) -> bool:
@@ -425,9 +433,6 @@ class Region:
             return False
         fault.tell(self._captured, error)
         return True
-
-    def _pool(self) -> Pool:
-        return tree_for(self._backend, self._captured.pool.number).pool
 
     def entries(self) -> list[Entry]:
         """The entries of all backward passes."""
@@ -510,28 +515,31 @@ class _Found:
     """The backward pass for a program in a pool, and the program that was recorded there. It keeps none of them."""
 
     backward: _Backward
-    accumulates: bool
+    way: tuple[bool, bool]
+    """Whether it accumulates, and gives the gradients of its input in one."""
     pool: weakref.ref[Pool]
     program: weakref.ref[SavedGraph]
     recorded: weakref.ref[SavedGraph]
 
-    def recorded_of(self, pool: Pool, program: SavedGraph, *, accumulates: bool) -> SavedGraph | None:
+    def recorded_of(self, pool: Pool, program: SavedGraph, way: tuple[bool, bool]) -> SavedGraph | None:
         """The recorded program, if it was found for these."""
-        is_same = self.program() is program and self.pool() is pool and self.accumulates is accumulates
+        is_same = self.program() is program and self.pool() is pool and self.way == way
         return self.recorded() if is_same else None
 
 
 class _Backward:
     """The backward pass of programs of one form, as a captured function of the tensors that it takes."""
 
-    def __init__(self, forward: Captured, program: SavedGraph, *, accumulates: bool) -> None:
-        self._accumulates, self.was_called = accumulates, False
+    def __init__(self, forward: Captured, program: SavedGraph, *, accumulates: bool, in_one: bool) -> None:
+        self._accumulates, self._in_one, self.was_called = accumulates, in_one, False
         self.communicates = False
         """A run of the backward pass was seen to use collectives."""
         self._programs = weakref.WeakKeyDictionary[Worker, weakref.ref[SavedGraph]]()
         """The program whose backward pass a thread runs now, or ran last. On accelerators autograd's threads run it,
         and the thread that they work for asks which one it was. A program that was not recorded ends with its call: its
         graph would keep the nodes of leaves, on the stream of that call."""
+        self._latest: tuple[Callable[[], Worker | None], Callable[[], SavedGraph | None]] = _nothing, _nothing
+        """The thread that was noted last, and its program."""
         names = [f"saved_{index}" for index in range(program.num_saved)]
         names += [f"input_{index}" for index in range(len(program.given))]
         held = [f"held_{index}" for index in range(len(program.held))]
@@ -553,7 +561,10 @@ class _Backward:
     def __call__(
         self, program: SavedGraph, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any]
     ) -> Sequence[Any]:
-        self._programs[worker()], self.was_called = weakref.ref(program), True
+        here, self.was_called = worker(), True
+        if self._latest[0]() is not here or self._latest[1]() is not program:
+            self._programs[here] = noted = weakref.ref(program)
+            self._latest = weakref.ref(here), noted
         values = (*tensors, *grads, *buffers)
         result = self.captured.straight(*values)
         if result is MISS:
@@ -591,6 +602,9 @@ class _Backward:
         buffers = values[end:] if self._accumulates else None
         try:
             made: tuple[Any, ...] = inlined(_computed, program, values[:begin], values[begin:end], buffers)
+            if self._in_one:
+                count = len(program.wanted)
+                made = (*program.in_one(made[:count]), *made[count:])
         finally:
             watch = run_module.active_watch()
             self.communicates = self.communicates or (watch is not None and bool(watch.trace.collectives))
@@ -608,6 +622,7 @@ class Frame:
     """One call of the function in the caller's graph."""
 
     __slots__ = (
+        "__weakref__",
         "_forward_thread",
         "_program",
         "_region",
@@ -617,6 +632,9 @@ class Frame:
         "handles",
         "higher",
         "inner",
+        "is_sole_use",
+        "made_for_it",
+        "number",
         "owners",
         "parameters",
         "results",
@@ -649,6 +667,10 @@ class Frame:
         self.results: Sequence[inner_results.InnerResult] = ()
         """Those that another result is made of."""
         self.was_run = False
+        self.number = NO_NUMBER
+        self.made_for_it: weakref.ref[torch.Tensor] | None = None
+        self.is_sole_use = False
+        """As in ``sole_use.CallInGraph``."""
         self.stream: int | None = None
         """The one of the forward pass, on which autograd runs the backward pass, too; None: nobody asks."""
 
@@ -718,7 +740,9 @@ class Frame:
         self, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None, *, at_home: bool
     ) -> Sequence[Any]:
         if self.higher is _nothing and not self.states:  # mostly: nothing has to be put back
-            return self._region.gradients(self._program, self._all(tensors), grads, buffers, at_home=at_home)
+            tensors = self._all(tensors) if self._program.again.blocks else tensors
+            in_one = self.is_sole_use
+            return self._region.gradients(self._program, tensors, grads, buffers, at_home=at_home, in_one=in_one)
         higher = self.higher()
         later = () if higher is None else higher.take()
         with drawing_from(self.states):
@@ -757,9 +781,10 @@ class Frame:
             accumulate_grad.through_autograd(parameters, self._program.summed(gradients[count:]))
             return (*gradients[:count], anchor.gradient())
         accumulate_grad.put(parameters, gradients[count:])
-        return (*map(self._handed_on, gradients[:count], node.next_functions), anchor.gradient())
+        given = zip(gradients[:count], node.next_functions, strict=False)  # those that are behind it are more
+        return (*[None if one is None else self._handed_on(one, to) for one, to in given], anchor.gradient())
 
-    def _handed_on(self, gradient: torch.Tensor | None, receiver: tuple[Any, int]) -> torch.Tensor | None:
+    def _handed_on(self, gradient: torch.Tensor, receiver: tuple[Any, int]) -> torch.Tensor:
         """A copy, as autograd may use it on any stream and tells the allocator alone. But a region that runs on the
         same stream, in the same tree, gets the gradient itself: its replay comes after this one and before the next."""
         frame_of_receiver = getattr(receiver[0], "frame", None)
@@ -768,7 +793,7 @@ class Frame:
             and frame_of_receiver.stream == self.stream
             and frame_of_receiver._forward_thread.trees is self._forward_thread.trees
         )
-        return gradient if gradient is None or is_near else gradient.clone()
+        return gradient if is_near else gradient.clone()
 
 
 class _Higher:
@@ -809,6 +834,7 @@ class _Gradients(torch.autograd.Function):
     def forward(ctx: Any, frame: Frame, *inputs: Any) -> Any:
         ctx.frame, ctx.has_saved = frame, bool(frame.to_save)
         ctx.set_materialize_grads(False)
+        frame.number = number_of(ctx)
         ctx.save_for_backward(*frame.to_save)
         attached, frame.attached, frame.to_save = frame.attached, (), ()
         return tuple(attached)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -80,6 +82,52 @@ def is_leaf_node(node: Any) -> bool:
 
 
 _use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
+
+NO_NUMBER = -2
+"""Follows on no number, and none on it."""
+
+
+def _no_number(*_: object) -> int:
+    return NO_NUMBER
+
+
+next_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", _no_number)
+"""The number that the next node made in this thread gets. Where torch does not tell it, or that of a node, no two nodes
+are known to follow each other."""
+number_of: Callable[[Any], int] = getattr(torch.autograd.function.BackwardCFunction, "_sequence_nr", _no_number)
+"""The number of the node of a Python function."""
+
+
+def _holders(reference: weakref.ref[torch.Tensor]) -> tuple[int, int] | None:
+    """Who holds a tensor, as Python and as torch count; None if it is gone."""
+    tensor = reference()
+    return None if tensor is None else (sys.getrefcount(tensor), _use_count(tensor))
+
+
+def _holders_of_saved() -> tuple[int, int] | None:
+    """``_holders`` of a tensor that one node saved and nobody else has; None where others could look alike."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        leaf = torch.ones(1, device="cpu", requires_grad=True)
+        tensor = leaf + leaf
+        reference, powers = weakref.ref(tensor), [tensor**2]
+        others = [_holders(reference)]
+        part = tensor[:]
+        del tensor
+        others.append(_holders(reference))
+        del part
+        alone = _holders(reference)
+        powers.append(reference() ** 2)  # type: ignore[operator]
+        others.append(_holders(reference))
+    return None if alone in others else alone
+
+
+_SAVED_ONCE = _holders_of_saved()
+
+
+def is_only_saved(reference: weakref.ref[torch.Tensor]) -> bool:
+    """Whether the tensor is gone, or held by one node alone, which saved it. False where that is not known."""
+    holders = _holders(reference)
+    return holders is None or holders == _SAVED_ONCE
 
 
 def hooks_of_accumulation(leaf: torch.Tensor) -> list[int]:

@@ -174,7 +174,7 @@ def _runs_for(thread: int) -> bool:
 
 def tree_for(backend: Backend, pool: int) -> Tree:
     """This thread's tree on a backend, with the pool of this number."""
-    trees, key = _trees.in_use.trees, tree_key(backend, pool)
+    trees, key = _trees.in_use.trees, tree_key(backend, pool) if pool else backend.name
     try:
         return trees[key]
     except KeyError:

@@ -77,8 +77,8 @@ WATCHED = {"describe": (planning, "describe"), "plan": (planning, "take"), "phas
            "join": (training_region, "_parted")}  # fmt: skip
 RECORDED = {"outputs": (record, "plan_recorded"), "node": (record, "_node"), "settle": (Region, "settle")}
 BACKWARD = {"there": (training_region, "acting_for"), "inputs": (Frame, "_of_inputs"), "region": (Region, "gradients"),
-            "pool": (Region, "_pool"), "backward": (training_region._Backward, "__call__"), "bodies": (Frame, "_all"),
-            "sum": (training_region, "_added")}  # fmt: skip
+            "pool": (training_region, "tree_for"), "backward": (training_region._Backward, "__call__"),
+            "thread": (training_region, "worker"), "sum": (training_region, "_added")}  # fmt: skip
 
 
 def train(net: Any, w: Tensor, number: int) -> list[Any]:
