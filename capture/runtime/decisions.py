@@ -666,6 +666,8 @@ def _floats_ask_no_more(
         if run is None or run.error is not error:
             raise
         return False  # the body takes no such numbers
+    if any(isinstance(one, tuple) for index in seen.noting.indices for one in index.origins()):
+        return False  # no operator of a recording takes another index
     return not seen.noting.is_read and first.noting.texts() == seen.noting.texts()
 
 

@@ -175,6 +175,8 @@ class Noting:
     """Questions with their answers, in the order in which they were asked."""
     has_wholes: bool = False
     """Whole numbers are ``NotedWhole``."""
+    indices: list[Formula] = field(factory=list)
+    """Those that were taken for an index or a length."""
 
     def noted(self, value: Number | str, formula: Formula) -> Any:
         """The number, to be given to the body."""
@@ -344,6 +346,12 @@ def _telling(kind: type, operation: str) -> Callable[..., Any]:
     return method
 
 
+def _as_index(number: Any) -> Any:
+    if not number.noting.is_over:
+        number.noting.indices.append(number.formula)
+    return _plain(number)
+
+
 def _joined(left: Any, right: Any) -> Any:
     """``+`` of texts."""
     noting = left.noting if type(left) is NotedText else right.noting
@@ -368,7 +376,7 @@ for _noted_kind, _kind in (*_KINDS.items(), (NotedText, str)):
 
 for _name in {*dir(float)} - {*dir(int)} - _LEFT:
     setattr(NotedWhole, _name, _reading(float, _name))
-NotedWhole.__index__ = _plain  # type: ignore[attr-defined]  # not noticed, as that of other ints
+NotedWhole.__index__ = _as_index  # type: ignore[attr-defined]
 NotedText.__add__ = lambda self, other: _joined(self, other)  # type: ignore[method-assign]
 NotedText.__radd__ = lambda self, other: _joined(other, self)  # type: ignore[attr-defined]
 

@@ -86,6 +86,10 @@ def as_an_index(s: Any, x: Tensor) -> Any:
     return y * [3, 4][s.n % 2]
 
 
+def a_length_that_is_read(s: Any, x: Tensor) -> Any:
+    return x[: (x % 2 > 0).sum().item()].sum(0), s.n
+
+
 def an_int_to_isinstance(s: Any, x: Tensor) -> Tensor:
     s.n += 1
     assert isinstance(s.n, int)
@@ -120,6 +124,10 @@ def test_what_a_float_makes_of_a_whole_number(body: Body) -> None:
     replays_of(body, 24)
 
 
-@pytest.mark.parametrize("body", [as_an_index, an_int_to_isinstance], ids=lambda body: body.__name__)
+@pytest.mark.parametrize(
+    "body",
+    [as_an_index, an_int_to_isinstance, a_length_that_is_read],
+    ids=lambda body: body.__name__,
+)
 def test_other_whole_numbers_stay_answers(body: Body) -> None:
     assert replays_of(body, 40) > 20
