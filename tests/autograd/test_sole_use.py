@@ -192,10 +192,10 @@ def steps(program: Program, kind: type[nn.Module], gradients: Kind | None, lengt
         for block in blocks:
             capture(block, gradients=gradients, warmup=1)
     found: list[Any] = []
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator("cpu").manual_seed(5)
     for _ in range(6):
         mark_step_begin()
-        x = torch.randn(4, WIDTH, generator=generator).to(DEVICE).requires_grad_()
+        x = torch.randn(4, WIDTH, generator=generator, device="cpu").to(DEVICE).requires_grad_()
         y = program(blocks, x * 1.0)
         (y.square().mean() + y.sin().sum()).backward()
         found += [bits(y.detach()), bits(x.grad)]
@@ -207,6 +207,7 @@ def steps(program: Program, kind: type[nn.Module], gradients: Kind | None, lengt
     return found
 
 
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("gradients", ["autograd", "accumulate"])
 @pytest.mark.parametrize("kind", [Residual, Unsaved])
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -252,6 +253,7 @@ def test_a_chain_sums_in_the_recordings(kind: type[nn.Module]) -> None:
         y = chain(blocks, torch.randn(4, WIDTH, device=DEVICE, requires_grad=True) * 1.0)
         assert [frame.is_sole_use for frame in frames_of(y)] in ([], [False, True, True, True, False])
         y.sum().backward()
+        del y  # a kept result has its call recorded again
     assert [recordings(block).recordings for block in blocks] == [2] * 5  # forward and backward, from the first on
 
 
@@ -259,6 +261,7 @@ def noted(seen: list[Any], _module: nn.Module, _inputs: Any, output: Tensor) -> 
     seen.append(output.grad_fn)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", sorted(set(PROGRAMS) - {"chain", "twice", "retained", "hooked"}))
 def test_what_is_used_elsewhere_comes_use_by_use(name: str) -> None:
     blocks = [capture(Residual().to(DEVICE), warmup=1) for _ in range(4)]
