@@ -201,7 +201,7 @@ class Names:
     run: CodeRun = field(factory=CodeRun)
     _of_classes: dict[type, frozenset[str]] = field(factory=dict)
     _of_codes: list[tuple[types.CodeType, frozenset[str]]] = field(factory=list)
-    _keys: dict[str, frozenset[Any] | None] = field(factory=dict)
+    _keys: dict[str, frozenset[Any] | keyed_reads.Early | None] = field(factory=dict)
     _special: dict[frozenset[str], frozenset[str]] = field(factory=dict)
     _packages: dict[frozenset[str], frozenset[str]] = field(factory=dict)
 
@@ -212,16 +212,17 @@ class Names:
             known = self._of_classes[kind] = self.of_packages([package_of(one.__module__) for one in kind.__mro__])
         return known
 
-    def keys_of(self, name: str) -> frozenset[Any] | None:
+    def keys_of(self, name: str) -> frozenset[Any] | keyed_reads.Early | None:
         """The keys that the last run looked up in a dict that its code calls by this name, where it reads nothing else
-        of it."""
+        of it. ``EARLY``: the next run tells them."""
         if name not in self._keys:
             if not self._of_codes:
                 self._of_codes += [(code, uses_of(code).names) for code in {*self.run.latest, *self.run.unseen}]
             codes = [code for code, names in self._of_codes if name in names]
             takes_apart = any(not _TAKING_APART.isdisjoint(names) for _, names in self._of_codes)
             is_known = not (self.is_computed or self.compiled or takes_apart) and bool(codes)
-            self._keys[name] = keyed_reads.keys_of(name, codes, self.run.looked_up) if is_known else None
+            run = self.run
+            self._keys[name] = keyed_reads.keys_of(name, codes, run.looked_up, run.looked_at) if is_known else None
         return self._keys[name]
 
     def of_own_class(self, kind: type) -> frozenset[str]:

@@ -181,6 +181,9 @@ class Places:
     objects: list[tuple[InputPlace, Callable[[], Any]]] = field(factory=list)
     """Places whose objects might be inputs of the call, with a function that gives the expected object while it is
     alive. A place that has another object in each call is made an input."""
+    early: set[int] = field(factory=set)
+    """``id`` of dicts that are guarded as a whole until the next run tells which members were looked up. The others
+    tell no calls apart."""
     _guards: Callable[[Sequence[Any]], int] | None = None
     _same_objects: Callable[[Sequence[Any]], int] | None = None
     _has_all: bool = True
@@ -202,7 +205,7 @@ class Places:
             self._guards = native.Guards(tuple([one.guard for one in self.all]))
         if self._guards(()) == OK:
             return []
-        apart = left_out()
+        apart = {*left_out(), *self.early}
         return [path for one in self.all if id(one.keeper()) not in apart for path in one.tell_apart(named)]
 
 

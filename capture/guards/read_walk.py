@@ -30,6 +30,7 @@ from capture.key.input_places import InputPlace, may_be_input
 from capture.key.numpy_arrays import windows_in
 from capture.key.packages import is_library, package_of, users_modules
 from capture.key.pytree import PLAIN_TYPES
+from capture.state.keyed_reads import EARLY
 from capture.state.moving_names import moves
 from capture.state.snapshot import Members
 from capture.state.source import Source
@@ -176,7 +177,9 @@ class ReadWalk:
         if type(value) is not dict or not value or id(value) in self.rebuilt or id(value) in self._changed_in:
             return False
         keys = self.names.keys_of(name)
-        if keys is None:
+        if keys is EARLY:
+            self.found.places.early.add(id(value))
+        if keys is None or keys is EARLY:
             return False
         self.kept.append(value)
         before = self._keyed.get(id(value), (value, path, frozenset[Any]()))

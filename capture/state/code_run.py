@@ -70,12 +70,14 @@ class CodeRun:
     """Code that counts as if it had run."""
     looked_up: keyed_reads.Seen = field(factory=dict)
     """Keys that code looked up in dicts."""
+    looked_at: Collection[types.CodeType] = ()
+    """The code whose frames would have told keys in the last of the runs."""
 
     def update(self, other: CodeRun) -> None:
         """Add the code of another run."""
         self.is_complete = self.is_complete and other.is_complete
         self.calls_foreign = self.calls_foreign or other.calls_foreign
-        self.latest = other.latest
+        self.latest, self.looked_at = other.latest, other.looked_at
         for code, keys in other.looked_up.items():
             self.looked_up.setdefault(code, set()).update(keys)
         for code, scopes in other.codes.items():
@@ -119,7 +121,7 @@ class code_run:
             what = c_calls.leaves(function)
             return None if what is None else (what, place())
 
-        keyed = keyed_reads.asked()
+        run.looked_at = keyed = keyed_reads.asked()
 
         def begins(frame: types.FrameType) -> None:
             if frame.f_code in keyed:

@@ -7,6 +7,7 @@ looked at in each run, as they begin.
 
 from __future__ import annotations
 
+import enum
 import types
 import weakref
 from collections.abc import Collection
@@ -17,6 +18,15 @@ from capture.key.pytree import PLAIN_TYPES
 
 _asked: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
 _MOST_KEYS = 64  # so many keys of one dict are told apart
+
+
+class Early(enum.Enum):
+    """The next run tells the keys."""
+
+    EARLY = enum.auto()
+
+
+EARLY = Early.EARLY
 
 Seen = dict[types.CodeType, set[Any]]
 """By code, the arguments that were keys."""
@@ -37,13 +47,17 @@ def note(frame: types.FrameType, seen: Seen) -> None:
             known.add(value if type(value) in _KEYS else _UNKNOWN)
 
 
-def keys_of(name: str, codes: Collection[types.CodeType], seen: Seen) -> frozenset[Any] | None:
-    """The keys that this code looked up in the dict that it calls by this name. None where it does more with it, or
-    where frames have not told yet; then they will."""
+def keys_of(
+    name: str, codes: Collection[types.CodeType], seen: Seen, looked_at: Collection[types.CodeType]
+) -> frozenset[Any] | Early | None:
+    """The keys that this code looked up in the dict that it calls by this name. None where it does more with it.
+    ``EARLY`` where frames have not told yet, as they were not in ``looked_at``: in the next run they will."""
     known = {code: keys for code in codes if (keys := keyed_names(code).get(name)) is not None}
     _asked.update(known)
-    if len(known) < len(codes) or not known.keys() <= seen.keys():
+    if len(known) < len(codes):
         return None
+    if missing := known.keys() - seen.keys():
+        return None if missing <= set(looked_at) else EARLY
     found = frozenset[Any]().union(*[seen[code] | keys.constants for code, keys in known.items()])
     return found if _UNKNOWN not in found and len(found) <= _MOST_KEYS else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from capture import capture, config, recordings
+from capture.state import keyed_reads
 from tests.support.device import DEVICE
 
 
@@ -78,7 +80,8 @@ CHANGES: dict[str, Callable[[Program], object]] = {
 
 
 @pytest.fixture(autouse=True)
-def _plain() -> Iterator[None]:
+def _plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(keyed_reads, "_asked", weakref.WeakSet())  # each test begins like a new process
     with config.patch(cache=False), torch.no_grad():
         yield
 
