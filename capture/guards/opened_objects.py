@@ -24,7 +24,7 @@ from capture.key import numpy_arrays
 from capture.key.code_names import MISSING, SMALL
 from capture.native import native
 from capture.observe.host_draws import UNKNOWN, is_moving, position_of
-from capture.state.cached_results import cached_in, keeps_these, misses_of
+from capture.state.cached_results import KeepsThese, cached_in, misses_of
 from capture.state.source import Source, default_of
 
 
@@ -216,7 +216,7 @@ def _cache(walk: ReadWalk, value: Any, path: str) -> None:
     counted = functools.partial(misses_of, value)
     walk.found.guards.append(Guard("value", Source("call", counted, None, f"{path}.cache_info()"), counted()))
     if held := cached_in(value):
-        walk.found.guards.append(Guard("value", Source("call", keeps_these(value), None, f"{path}()"), True))
+        walk.found.guards.append(Guard("value", Source("call", KeepsThese(value), None, f"{path}()"), True))
     for part in held:
         walk.enter_value(part, f"{path}()")
 

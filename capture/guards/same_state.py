@@ -26,6 +26,7 @@ from capture.key.code_names import same_value
 from capture.key.packages import package_of
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.state import snapshot
+from capture.state.cached_results import KeepsThese
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
 from capture.state.source import Source
@@ -114,6 +115,8 @@ class _Pairs:
     def _are_same_calls(self, recorded: Any, current: Any) -> bool:
         if type(recorded) is OtherTensors is type(current):
             return bool(recorded.kinds == current.kinds)
+        if type(recorded) is KeepsThese is type(current):
+            return recorded.is_like(current)
         if type(recorded) is functools.partial is type(current) and not (recorded.keywords or current.keywords):
             return recorded.func is current.func and self.is_same(recorded.args, current.args)
         return recorded is current

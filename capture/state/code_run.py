@@ -1,7 +1,7 @@
 """Which Python code a body runs, in whatever module: the names in that code tell what it can have read.
 
 A profile function of the watching thread notes code objects and their globals (``native/code_watch.c``). Code of this
-library is left out, and so is what torch runs for it.
+library is left out, and so is what torch runs for it. So is the code of a default device, which is a part of each key.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from capture.key.packages import is_library, package_of
 from capture.native import native
 from capture.state import c_calls, keyed_reads
 from capture.torch_private import warned
+from capture.torch_private.capabilities import DEFAULT_DEVICE_CODE
 from capture.torch_private.dynamo import AROUND_COMPILED, COMPILE, GUARD_FUNCTION, RUN_COMPILED
 from capture.torch_private.operators import RULES_OF_MODES
 
@@ -143,7 +144,8 @@ class code_run:
     def __exit__(self, *_: object) -> None:
         run, watch = self._run, self._watch
         run.is_complete = bool(watch.end())
-        run.codes.update({code: [scope] for code, scope in watch.seen.items() if code.co_qualname != GUARD_FUNCTION})
+        seen = {code: [scope] for code, scope in watch.seen.items() if code not in DEFAULT_DEVICE_CODE}
+        run.codes.update({code: scopes for code, scopes in seen.items() if code.co_qualname != GUARD_FUNCTION})
         for code, scope in watch.more:
             if code in run.codes:
                 run.add(code, scope)

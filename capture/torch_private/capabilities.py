@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -242,6 +243,19 @@ def only_default_device_modes() -> bool:
     return all(isinstance(mode, DeviceContext) for mode in stack)
 
 
+def _of_default_device() -> frozenset[types.CodeType]:
+    try:
+        from torch.utils import _device as module
+    except ImportError:
+        return frozenset()
+    mode = vars(getattr(module, "DeviceContext", object)).get("__torch_function__")
+    known = getattr(getattr(module, "_device_constructors", None), "__wrapped__", None)
+    return frozenset([one.__code__ for one in (mode, known) if isinstance(one, types.FunctionType)])
+
+
+DEFAULT_DEVICE_CODE = _of_default_device()
+"""What runs around each function of torch under a default device: it reads that device, and which functions take one.
+Empty in a torch that has other names."""
 NO_TASK = -1
 """What ``graph_task`` gives outside of a run of autograd."""
 

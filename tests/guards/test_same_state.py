@@ -4,6 +4,7 @@ eager's."""
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import operator
 from collections.abc import Callable, Iterator
@@ -218,6 +219,37 @@ def test_another_plain_object(scale: float, words: dict[str, int] | None, is_sam
         assert leaves(f(x)) == leaves(Model.forward(model, x))
     counts = recordings(f)
     assert (counts.recordings == before.recordings) == is_same
+
+
+@functools.lru_cache
+def factor_of(number: int) -> list[float]:
+    return [number / 2]
+
+
+class Cached(Model):
+    @override
+    def forward(self, x: Tensor) -> Any:
+        return self.adapter(x) * self.schedule.scale * factor_of(3)[0]
+
+
+def test_beside_results_that_are_cached() -> None:
+    """What a function keeps of its results stays; and it does not stay."""
+    model, x = Cached(), torch.randn(3, 8, device=DEVICE)
+    f = capture(model)
+    for _ in range(3):
+        f(x)
+    before = recordings(f)
+    model.schedule, model.adapter = Schedule(2.0), Adapter()
+    for _ in range(3):
+        assert leaves(f(x)) == leaves(Cached.forward(model, x))
+    if REBINDS:
+        assert recordings(f).recordings == before.recordings
+    model.schedule = Schedule(2.0)
+    factor_of.cache_clear()
+    factor_of(3)[0] = 7.0
+    for _ in range(3):
+        assert leaves(f(x)) == leaves(Cached.forward(model, x))
+    factor_of.cache_clear()
 
 
 def test_adapters_that_come_and_go() -> None:
