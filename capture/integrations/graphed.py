@@ -192,6 +192,7 @@ def _warm_up(parts: Sequence[_Part], num_iters: int, allow_unused: bool) -> None
         _until_settled(recorded, fed=False)
         if len(recorded) > 1:
             _until_settled(recorded, fed=True)
+            _until_settled(recorded, fed=True, keeps=False)  # what only one of them uses comes back as one gradient
     finally:
         for part in reversed(parts):
             part.put_back()
@@ -216,7 +217,7 @@ def _run_eagerly(part: _Part, num_iters: int, allow_unused: bool) -> None:
             )
 
 
-def _until_settled(parts: Sequence[_Part], *, fed: bool) -> None:
+def _until_settled(parts: Sequence[_Part], *, fed: bool, keeps: bool = True) -> None:
     """Run a step of them until no body runs in it any more but those that stay eager. A recording may be refused once,
     as of what sets up a library in the pool."""
     before = None
@@ -228,24 +229,26 @@ def _until_settled(parts: Sequence[_Part], *, fed: bool) -> None:
         if now == before:
             return
         before = now
-        _step(parts, fed=fed)
+        _step(parts, fed=fed, keeps=keeps)
         for part in reversed(parts):
             part.put_back()
 
 
-def _step(parts: Sequence[_Part], *, fed: bool) -> None:
-    """All forward passes, then all backward passes, the last first. What was given out stays alive until the end, as a
-    recording may run again where less is alive, and not where more is."""
+def _step(parts: Sequence[_Part], *, fed: bool, keeps: bool) -> None:
+    """All forward passes, then all backward passes, the last first. ``keeps``: what was given out stays alive until the
+    end, as a recording may run again where less is alive, and not where more is."""
     results: list[Any] = []
     ends: list[Any] = []
     needed: dict[int, tuple[str, torch.Tensor]] = {}
     for part in parts:
-        args = _fed(part.args, results[-1]) if fed and results else None
+        args = _fed(part.args, ends[-1]) if fed and ends else None
         if args is not None:
-            ends.pop()
-        results.append(part.run(*(part.args if args is None else args)))
-        ends.append(results[-1])
+            given = ends.pop()
+            results += [given] if keeps else ()
+            del given
+        ends.append(part.run(*(part.args if args is None else args)))
         needed |= part.differentiable()
+        del args
     _gradients(ends, needed)
 
 
