@@ -112,7 +112,8 @@ def switch_guards(switches: Switches) -> list[Guard]:
         if name in module.__dict__:
             guards.append(Guard("value", Source("weak", reference, name, f"a module's {name}"), module.__dict__[name]))
         else:
-            guards.append(call_guard(_attribute_reader(reference, name), getattr(module, name), f"a module's {name}"))
+            read = _attribute_reader(reference, name)
+            guards.append(call_guard(read, read(), f"a module's {name}"))
     return guards + [
         call_guard(_progress_reader(owner, progress_of(owner())), True, "what fully_shard is about to do")
         for owner in sharded

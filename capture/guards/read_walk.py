@@ -500,8 +500,8 @@ class ReadWalk:
                 self.changed[id(value), name] = self._changed_in.setdefault(id(value), {})[name] = before
         if self.names.is_computed:
             wanted |= frozenset(namespace)
-            if id(value) not in self._changed_in:
-                self.found.guards.append(Guard("length", itself(namespace, path), len(namespace)))
+            begun_with = self._length_before(namespace, self._changed_in.get(id(value), {}))
+            self.found.guards.append(Guard("length", itself(namespace, path), begun_with))
         handle = _handle_of(namespace["forward"]) if "forward" in namespace else None
         is_captured = handle is not None
         if is_captured:  # a captured instance, which its own ``__dict__`` would keep alive
@@ -521,6 +521,12 @@ class ReadWalk:
         holder = keeper if is_captured and keeper is not None else namespace
         expected = (wanted, names, kept, kinds)
         self.add(Guard("names", itself(holder, path), expected), keeper if keeper is not None else lambda: namespace)
+
+    @staticmethod
+    def _length_before(namespace: Mapping[str, Any], changed: Mapping[str, Any]) -> int:
+        """How many names were there as the run began: it may have added some, and removed others."""
+        more = [(before_of(before) is not MISSING) - (name in namespace) for name, before in changed.items()]
+        return len(namespace) + sum(more)
 
     def compare_as_it_is(self, keeper: int, names: Collection[str]) -> None:
         """Compare what is there now, though it was seen to change: not only the body changes it."""

@@ -208,11 +208,11 @@ def part_of(value: Any, *, limit: int | None = SMALL, above: tuple[int, ...] = (
     kind = type(value)
     if value is MISSING or value is None:
         return kind
-    if isinstance(value, torch.Tensor):
+    if issubclass(kind, torch.Tensor):  # ``isinstance`` would ask what a weak proxy stands for, which may be gone
         return "tensor", value.requires_grad  # its address and metadata are checked as an implicit input
     if is_array_type(kind) or (kind in FROZEN and (limit is None or len(value) <= limit)):
         return content(value) or (kind, object())  # equal to nothing: the call runs eagerly
-    if isinstance(value, tuple) or (kind in (list, dict) and (limit is None or len(value) <= limit)):
+    if issubclass(kind, tuple) or (kind in (list, dict) and (limit is None or len(value) <= limit)):
         if id(value) in above:
             return (kind, above.index(id(value)))
         members, above = value.items() if isinstance(value, dict) else value, (*above, id(value))

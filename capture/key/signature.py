@@ -393,7 +393,7 @@ NEVER_WEAKLY = (torch.Stream, torch.Event)
 
 def identity_token(value: Any) -> int:
     """A number for an object that lives as long as the object and is never given to another one."""
-    if isinstance(value, NEVER_WEAKLY):
+    if issubclass(type(value), NEVER_WEAKLY):  # not ``isinstance``: what a weak proxy stands for may be gone
         return _token_of_held(value)
     if (alive := _kept.get(id(value))) is not None:  # so that the address is still its own
         return alive[1]

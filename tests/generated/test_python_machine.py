@@ -37,6 +37,31 @@ def test_programs_over_python_state_equal_their_eager_twins(part: int) -> None:
     assert replays > 0.1 * calls
 
 
+FOUND = {
+    "what guards expect is a weak proxy of what is gone": Program(
+        kinds=(8704,), reader=1, called=2,
+        steps=((0, 0, 0), (0, 1, 2), (0, 1, 0), (4, 2, 7), (6, 2, 5), (6, 1, 1), (9, 1, 1), (5, 1, 4), (4, 1, 7)),
+    ),
+    "a key has a weak proxy of what is gone": Program(
+        kinds=(448, 7878, 2668), reader=0, called=0,
+        steps=((0, 0, 0), (2, 2, 2), (7, 0, 5), (7, 1, 2), (9, 2, 0), (9, 0, 2), (2, 2, 3), (7, 2, 2)),
+    ),
+    "an attribute comes after one was told apart": Program(
+        kinds=(3103, 8584), reader=3, called=2,
+        steps=((0, 0, 0), (6, 1, 2), (6, 2, 4), (9, 1, 5), (0, 1, 3), (6, 0, 7), (2, 0, 1), (6, 2, 2), (3, 1, 4)),
+    ),
+    "a module's flag is deleted": Program(
+        kinds=(6707,), reader=3, called=1,
+        steps=((0, 0, 0), (9, 0, 1), (8, 1, 2), (3, 2, 4), (9, 0, 3), (2, 1, 7), (7, 2, 0), (2, 2, 7), (4, 0, 7)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_programs_that_were_wrong_once(name: str) -> None:
+    run(FOUND[name])
+
+
 @pytest.mark.slow  # twelve seconds for four programs; bodies of libraries are traced in each run (test_library_bodies)
 @pytest.mark.parametrize("part", range(4))
 def test_random_programs_over_state_have_no_read_without_a_guard(part: int) -> None:
