@@ -13,8 +13,12 @@ Where a run ``asks``, a comparison is no reason to give up: it is kept as a ques
 
 from __future__ import annotations
 
+import dis
+import functools
 import math
 import operator
+import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +42,11 @@ MATH: dict[str, Callable[..., float]] = {
     )
 }  # fmt: skip
 """Functions of ``math`` that compute one float from numbers and do nothing else (``noted_math``)."""
+_SUMS: dict[str, Callable[..., Any]] = {"sum": lambda start, *items: sum(items, start)}
+"""What Python computes of many numbers at once: from Python 3.12 on other than by adding one after the other."""
+_TENTHS = [0.1] * 10
+_IS_SUM_PLAIN = sum(_TENTHS) == functools.reduce(operator.add, _TENTHS)
+"""``sum`` of floats adds one after the other. Else it takes errors into account, but for floats of other classes."""
 _TEXTS: dict[str, Callable[..., Any]] = {
     "round": round, "format": format, "str": str, "repr": repr, "concat": operator.add,
 }  # fmt: skip
@@ -49,7 +58,7 @@ ASKING: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 _ERRORS = (ArithmeticError, ValueError)
 _NEVER_RAISE = frozenset(
-    {"add", "sub", "mul", "neg", "pos", "abs", "format", "str", "repr", "concat"}
+    {"add", "sub", "mul", "sum", "neg", "pos", "abs", "format", "str", "repr", "concat"}
     | {f"math.{name}" for name in ("atan", "atan2", "copysign", "degrees", "erf", "erfc", "fabs", "radians", "tanh")}
 )
 """Operations that compute something of any numbers, if they do of some. Only those of zeros divide by them."""
@@ -147,8 +156,8 @@ def _value_of(operand: Any, numbers: Any) -> Any:
 def _do(operation: str, operands: Sequence[Any]) -> Any:
     if operation in MATH:
         return MATH[operation](*operands)
-    if operation in _TEXTS:
-        return _TEXTS[operation](*operands)
+    if operation in _TEXTS or operation in _SUMS:
+        return (_TEXTS.get(operation) or _SUMS[operation])(*operands)
     return _UNARY[operation](*operands) if operation in _UNARY else _BINARY[operation](*operands)
 
 
@@ -331,9 +340,31 @@ def _computing(operation: str, *, reflected: bool) -> Callable[..., Any]:
             if isinstance(args[0], (int, float, complex)):
                 return _do(operation, [args[0], _plain(self)] if reflected else [_plain(self), args[0]])
             return NotImplemented
+        if (
+            operation == "add"
+            and not _IS_SUM_PLAIN
+            and has_float((self, *args))
+            and not _is_instruction(sys._getframe(1))
+        ):
+            self.noting.is_read = True  # ``sum`` calls this, and computes something else of plain floats
         return self.noting.computed(operation, (*args, self) if reflected else (self, *args))
 
     return method
+
+
+def _is_instruction(frame: types.FrameType) -> bool:
+    """Whether the frame computes by an operator, and calls no function in C that does."""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "BINARY_OP"
+
+
+def are_numbers(values: Sequence[Any]) -> bool:
+    """Whether all are numbers, plain or noted."""
+    return all(type(value) in _PLAIN or type(value) in _KINDS for value in values)
+
+
+def has_float(values: Sequence[Any]) -> bool:
+    """Whether one of these numbers is a float."""
+    return any(_KINDS.get(type(value), type(value)) is float for value in values)
 
 
 def _telling(kind: type, operation: str) -> Callable[..., Any]:
