@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, config, recordings, release, reset
+from capture.runtime.noted_math import noting_math
 from capture.runtime.noted_numbers import Noted, Noting
 from tests.support.bucketed import assert_same
 from tests.support.device import DEVICE, EXECUTES, LIFTS
@@ -204,7 +205,7 @@ COMPUTED: list[Callable[..., Any]] = [
 @pytest.mark.parametrize("computed", COMPUTED)
 def test_what_is_computed_from_numbers_is_a_formula(computed: Callable[..., Any]) -> None:
     noting = Noting()
-    noted = computed(*noting.begin([0.3, 5]))
+    noted = noting_math(noting, lambda: computed(*noting.begin([0.3, 5])))
     assert isinstance(noted, Noted)
     assert not noting.is_read
     for numbers in ([0.3, 5], [-0.7, 3], [1e-3, -8], [1.0, 2]):
