@@ -80,7 +80,7 @@ class Referent(NamedTuple):
     @classmethod
     def of(cls, value: Any) -> Referent:
         """The object as it is now."""
-        if isinstance(value, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):
             return cls(None, type(value), value.requires_grad)
         return cls(weakref.ref(value), type(value), None)
 

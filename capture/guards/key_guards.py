@@ -54,7 +54,7 @@ def _guards_on(value: Any, source: Source) -> list[Guard] | None:
         whole: Any = "table" if kind is dict else "sequence"
         return [*guards, Guard(whole, Source("root", value, kind, source.path), expected)]
     others = (tuple, *NEVER_WEAKLY)
-    if not isinstance(value, _WEAKLY) and (kind in FROZEN or is_array_type(kind) or issubclass(kind, others)):
+    if not issubclass(kind, _WEAKLY) and (kind in FROZEN or is_array_type(kind) or issubclass(kind, others)):
         return None
     try:
         return [Guard("object", source, Referent.of(value))]

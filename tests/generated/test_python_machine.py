@@ -46,6 +46,13 @@ FOUND = {
         kinds=(448, 7878, 2668), reader=0, called=0,
         steps=((0, 0, 0), (2, 2, 2), (7, 0, 5), (7, 1, 2), (9, 2, 0), (9, 0, 2), (2, 2, 3), (7, 2, 2)),
     ),
+    "a fast path is made for a weak proxy of what is gone": Program(
+        kinds=(64, 8180), reader=2, called=2, steps=((0, 0, 0), (7, 0, 5), (9, 0, 5), (2, 2, 2), (7, 1, 6), (8, 2, 1)),
+    ),
+    "an object is expected that is a weak proxy of what is gone": Program(
+        kinds=(64, 3595), reader=0, called=0,
+        steps=((0, 0, 0), (8, 0, 5), (2, 0, 3), (4, 1, 5), (2, 0, 7), (9, 0, 6), (2, 1, 3), (9, 0, 0), (7, 0, 5)),
+    ),
     "an attribute comes after one was told apart": Program(
         kinds=(3103, 8584), reader=3, called=2,
         steps=((0, 0, 0), (6, 1, 2), (6, 2, 4), (9, 1, 5), (0, 1, 3), (6, 0, 7), (2, 0, 1), (6, 2, 2), (3, 1, 4)),
