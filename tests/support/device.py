@@ -29,6 +29,9 @@ if DEVICE.type == "cuda":
 REBINDS = DEVICE.type == "cpu" or kernel_params.missing() is None
 """A recording is bound to the new address of a static or implicit tensor. Without it the call is recorded again."""
 
+HAS_DEFAULT = DEVICE.type != "cpu" or bool(os.environ.get("CAPTURE_TEST_DEFAULT"))
+"""Tests run with a default device, which is a function mode."""
+
 EXECUTES = DEVICE.type == "cpu"
 """The recording run is the call. Without it only the body's Python runs while recording: where that comes to nothing it
 is undone, and the body runs once more, eagerly."""
@@ -101,5 +104,5 @@ def without_default_device() -> Iterator[None]:
 def use_device() -> None:
     """Make tensors on the suite's device in this thread; threads do not share a default device. Where it is the CPU,
     ``CAPTURE_TEST_DEFAULT`` sets one, too: that is a function mode, which tests on the CPU would not meet otherwise."""
-    if DEVICE.type != "cpu" or os.environ.get("CAPTURE_TEST_DEFAULT"):
+    if HAS_DEFAULT:
         torch.set_default_device(DEVICE)
