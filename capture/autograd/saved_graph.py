@@ -83,6 +83,11 @@ class ForwardOutputs(_ForwardOutputs):
     """Of a run: the number of autograd's next node as it began."""
 
 
+def _plus(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    """The sum of two gradients, as autograd adds them: None is no gradient."""
+    return other if one is None else one if other is None else one + other
+
+
 def lies_apart(pair: ForwardOutputs) -> bool:
     """Whether nothing that the user gets shares memory with what the backward pass needs: no write of the user's could
     spoil it, which autograd would have to find."""
@@ -413,8 +418,7 @@ class SavedGraph:
         """Gradients of ``parameters``, summed over their uses."""
         found: list[torch.Tensor | None] = [None] * len(self.parameters)
         for number, grad in zip(self.used_parameters, grads, strict=True):
-            known = found[number]
-            found[number] = grad if known is None else known if grad is None else known + grad
+            found[number] = _plus(found[number], grad)
         return found
 
     @functools.cached_property
@@ -424,10 +428,9 @@ class SavedGraph:
 
     def in_one(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Gradients of such an argument, use by use: the sum, made in autograd's order, and nothing for the others."""
-        made = [grad for grad in grads if grad is not None]
-        if not made or any(grad.layout is not torch.strided for grad in made):
+        if any(grad is not None and grad.layout is not torch.strided for grad in grads):
             return list(grads)
-        return [functools.reduce(torch.add, made), *[None] * (len(grads) - 1)]
+        return [functools.reduce(_plus, grads), *[None] * (len(grads) - 1)]
 
     def gradients_of_order(
         self, tensors: Sequence[torch.Tensor], orders: Sequence[Grads], *, keeps_graph: bool, reaches_inputs: bool

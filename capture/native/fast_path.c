@@ -103,13 +103,6 @@ static int leads(PyObject *tensor, Py_ssize_t count)
     return 1;
 }
 
-/* Nobody put an attribute on the tensor, of which the key has the names. */
-static int is_bare(PyObject *tensor)
-{
-    PyObject **own = _PyObject_GetDictPtr(tensor);
-    return own == NULL || *own == NULL || PyDict_GET_SIZE(*own) == 0;
-}
-
 /* Torch's own comparison: 1, 0, -1. */
 static int has_metadata(Comparison *self, PyObject *const *tensors, Py_ssize_t count)
 {
@@ -185,7 +178,7 @@ static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uin
     int trusted = trusted_hold(&self->trusted, tensors, addresses);
     int same = trusted < 0 ? -1 : are_alike(self, tensors, addresses, trusted);
     for (Py_ssize_t i = 0; same > 0 && i < count; i++)
-        same = is_bare(tensors[i]);
+        same = is_bare(tensors[i]); /* the key has the names of attributes */
     if (same > 0 && self->shares)
         same = share_alike(self, tensors, addresses);
     if (same > 0)

@@ -196,7 +196,7 @@ static PyObject *watch_settle(PyObject *object, PyObject *Py_UNUSED(ignored))
 }
 
 /* Users left nothing on a tensor that they had: no gradient or hook, no attribute, no weak reference. */
-static int is_bare(StorageWatch *self, PyObject *ours)
+static int is_left_alone(StorageWatch *self, PyObject *ours)
 {
     return is_unwatched(self->again, ours) && has_nothing_on_it(self->again);
 }
@@ -227,7 +227,7 @@ static PyObject *taken_again(PyObject *watch, PyObject *ours)
         return NULL;
     times_changed += (uint64_t)(self->apart && self->went_on);
     self->went_on = self->unused = 0;
-    if (self->shown && !is_bare(self, ours)) {
+    if (self->shown && !is_left_alone(self, ours)) {
         Py_DECREF(watch_part(watch, NULL)); /* weak references end */
         return NULL;
     }

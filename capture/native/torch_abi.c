@@ -89,11 +89,15 @@ static int is_without(PyObject *tensor, const PyGetSetDef *property)
     return without;
 }
 
+int is_bare(PyObject *tensor)
+{
+    PyObject **own = _PyObject_GetDictPtr(tensor);
+    return own == NULL || *own == NULL || PyDict_GET_SIZE(*own) == 0;
+}
+
 int has_nothing_on_it(PyObject *tensor)
 {
-    PyObject **own = is_plain_tensor(tensor) ? _PyObject_GetDictPtr(tensor) : NULL;
-    return own != NULL && (*own == NULL || PyDict_GET_SIZE(*own) == 0) && is_without(tensor, torch.grad) &&
-           is_without(tensor, torch.hooks);
+    return is_plain_tensor(tensor) && is_bare(tensor) && is_without(tensor, torch.grad) && is_without(tensor, torch.hooks);
 }
 
 int is_nested(PyObject *tensor)

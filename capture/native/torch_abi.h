@@ -30,8 +30,12 @@ int requires_gradient(PyObject *tensor);
 /* It holds several tensors: torch's own comparison, which is C++, throws where it looks at the strides of one. 1, 0, -1. */
 int is_nested(PyObject *tensor);
 
-/* Nobody put a gradient, a hook or an attribute on a plain tensor: 1, 0. */
+/* Nobody put an attribute on the tensor: 1, 0. */
+int is_bare(PyObject *tensor);
+
+/* Nor a gradient or a hook; 0 also for what is no plain tensor. */
 int has_nothing_on_it(PyObject *tensor);
+
 /* Bits that change what the elements mean without changing where they lie: 1 conjugate, 2 negative; -1 with an exception.
    Only asked where ``may_be_lazy`` says that they may be set, as asking takes as long as all the rest. */
 int lazy_bits(PyObject *tensor);
