@@ -260,7 +260,8 @@ def test_two_captured_functions_share_a_counter() -> None:
 
 def test_global_counter() -> None:
     def program(wrap: Wrap) -> Step:
-        scope: dict[str, Any] = {"COUNT": 0, "torch": torch}
+        # torch asks for builtins where an operator comes under a mode for the first time, and raises an error else
+        scope: dict[str, Any] = {"COUNT": 0, "torch": torch, "__builtins__": __builtins__}
         total = scope["TOTAL"] = torch.zeros(4)
 
         def body(x: Tensor) -> Tensor:

@@ -194,10 +194,14 @@ def test_bodies_that_seed_are_still_found(body: Callable[[Tensor], Tensor], besi
     """A draw of another thread's between a body's ``set_state`` and its next draw hides the first: it leads from the
     state before to one further on. Both the watched run and the recording run would have to meet that."""
     f = capture(body, name="f")
-    with drawing(DRAWS[0], 0.005) if beside_others else contextlib.nullcontext():
-        with pytest.warns(CaptureWarning, match="CG202"):
-            for _ in range(4):
-                f(torch.ones(4))
+
+    def call() -> None:
+        for _ in range(4):
+            f(torch.ones(4))
+
+    beside = drawing(DRAWS[0], 0.005) if beside_others else contextlib.nullcontext()
+    with beside, pytest.warns(CaptureWarning, match="CG202"):
+        call()
     assert recordings(f).replays == 0
 
 
