@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from attrs import evolve, field, frozen
@@ -39,6 +39,7 @@ from capture.observe.operator_schema import read_text
 from capture.observe.returned_value import ASKED, RETURNED, AsReturned, as_returned
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
+from capture.runtime.formula_program import FormulaProgram, program_of
 from capture.runtime.noted_numbers import Formula
 from capture.runtime.replay import Commit
 from capture.state.body_run import BodyRun
@@ -125,8 +126,8 @@ class _Walk(Commit):
     """One replay, segment by segment."""
 
     __slots__ = (
-        "beside", "expressed", "given_to", "is_last", "is_lost", "islands", "keeps", "raised_early", "read", "stopped",
-        "undo",
+        "beside", "expressed", "given_to", "is_last", "is_lost", "islands", "keeps", "raised_early", "read", "slots",
+        "stopped", "undo",
     )  # fmt: skip
 
     def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
@@ -136,6 +137,8 @@ class _Walk(Commit):
         self.given_to: Node | None = None
         self.read: dict[int, Any] = {}
         self.expressed: dict[Any, Any] = {}
+        self.slots: list[Any] | None = None
+        """Those of ``node.formulas``, as long as the reads are those that it knows."""
         if node.program is not None:  # another branch may need it
             self.begin_state = torch.default_generator.get_state()
         self.stopped: Followed | None = None
@@ -172,20 +175,18 @@ class _Walk(Commit):
             self._walk()
 
     def _walk(self) -> None:
-        node, leaves, number = self.node, self.leaves, 0
+        node, leaves = self.node, self.leaves
         if _lacks_numbers(node):
             self.stopped = Followed(raises=True)
             return
         recording = _recording(node)
         recording.keep(self.undo, leaves)
+        number, meeting = self._walk_by_program(node, recording)
         while number < len(node.reads):
-            recording.segment(number)(leaves)
-            island = recording.island(number, leaves)
-            keeps = self.keeps or number + 1 < len(node.reads)
-            ran = None if island is None else self._run_island(island, node, keeps=keeps)
-            meeting = self._met(recording, number) if island is None else ran
             if meeting is None:
-                self.stopped = self._odd() if island is not None else Followed(ran=self.islands, raises=True)
+                recording.segment(number)(leaves)
+                meeting = self._next(node, recording, number)
+            if meeting is None:
                 return
             text = self._told(number, meeting)
             if text is None:
@@ -200,6 +201,7 @@ class _Walk(Commit):
                     self.stopped = Followed(reads=self._as_known(reads), moved=moved, ran=self.islands)
                     return
                 self.node = node = joined
+                self.slots = None
                 recording = _recording(node)
                 recording.keep(self.undo, leaves)
                 if number + 1 < len(node.reads):
@@ -209,13 +211,49 @@ class _Walk(Commit):
             if not self._give(node, number):
                 self.stopped = Followed(ran=self.islands, raises=True)
                 return
-            number += 1
+            number, meeting = number + 1, None
+        if self.stopped is not None:
+            return
         self.stopped = Followed(ran=self.islands, raises=True)
         if not self._computes():
             return
         self.stopped = None
         self.is_last = True
         native.committed(recording.segment(number), (leaves,), bool)
+
+    def _walk_by_program(self, node: Node, recording: SegmentedRecording) -> tuple[int, Found | None]:
+        """Go on as long as all is as in the recorded run and formulas are all that comes of what is read. Gives the
+        next break, and what was found there if its segment has run."""
+        if node.formulas is None:
+            node.formulas = program_of(node) or False
+        program: FormulaProgram | Literal[False] = node.formulas
+        if not program:
+            return 0, None
+        slots, self.given_to = program.begin(self.values), node
+        for number in range(len(program.reads)):
+            recording.segment(number)(self.leaves)
+            meeting = self._met(recording, number)
+            if meeting is None:
+                self.stopped = Followed(ran=self.islands, raises=True)
+                return len(node.reads), None
+            self.read[number] = meeting.value
+            if not program.after(number, meeting.value, slots):
+                return number, meeting
+        self.slots = slots
+        return len(program.reads), None
+
+    def _next(self, node: Node, recording: SegmentedRecording, number: int) -> Found | None:
+        """What is found at a break, whose segment has run. None where the call stops here."""
+        island = recording.island(number, self.leaves)
+        if island is not None:
+            meeting = self._run_island(island, node, keeps=self.keeps or number + 1 < len(node.reads))
+            if meeting is None:
+                self.stopped = self._odd()
+            return meeting
+        meeting = self._met(recording, number)
+        if meeting is None:
+            self.stopped = Followed(ran=self.islands, raises=True)
+        return meeting
 
     def _met(self, recording: SegmentedRecording, number: int) -> Found | None:
         """What the operator at a break gives; None if it raises and the engine cannot tell what ran before it: then
@@ -246,9 +284,14 @@ class _Walk(Commit):
         roots = functools.cache(self.captured.call(self.values, self.leaves).named_roots) if self.node.placed else dict
         if not all(place.is_at(slot.at(roots).holder) for slot, place in self.node.placed):
             return False
-        numbers, leaves = computed.numbers(self.values, self.read), [which for _, which in outputs.reads]
+        formulas = [which for _, which in outputs.reads if isinstance(which, Formula)]
+        left = self.node.formulas.left(formulas, self.slots) if self.slots is not None else None
+        if left is not None:
+            self.expressed = left
+            return True
+        numbers = computed.numbers(self.values, self.read)
         try:
-            self.expressed = {leaf: leaf.value(numbers) for leaf in leaves if isinstance(leaf, Formula)}
+            self.expressed = {leaf: leaf.value(numbers) for leaf in formulas}
         except (ArithmeticError, ValueError, TypeError):
             return False
         return True
@@ -373,11 +416,12 @@ class _Walk(Commit):
 
     @override
     def _built(self) -> Any:
-        reads = enumerate(self.node.reads)
-        self.read_values = AsReturned(
-            {number: as_returned(text, self.read[number]) for number, text in reads if text.startswith(RETURNED)}
-            | self.expressed
-        )
+        outputs, reads = self.node.outputs, enumerate(self.node.reads)
+        if outputs is not None and outputs.reads:
+            returned = {
+                number: as_returned(text, self.read[number]) for number, text in reads if text.startswith(RETURNED)
+            }
+            self.read_values = AsReturned(returned | self.expressed)
         return super()._built()
 
     @override

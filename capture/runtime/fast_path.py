@@ -282,8 +282,7 @@ def _key_guards(captured: Captured, count: int) -> list[Guard]:
         guards += [_part_guard(source.read, source.name or "a name")] if guards_on_name is None else guards_on_name
     guards += [_part_guard(guard, "a guard of the annotation", limit=None) for guard in captured.annotation.guards]
     if captured.optimizers:
-        optimizers, part = captured.optimizers, captured.optimizers.part()
-        guards.append(call_guard(lambda: optimizers.part() == part, True, "settings of optimizers"))
+        guards.append(call_guard(captured.optimizers.same_part(), True, "settings of optimizers"))
     if receiver is not None and not isinstance(receiver_of, weakref.ref):
         guards.append(call_guard(lambda: type(receiver_of()), type(receiver), "the class of self"))
     modules = [receiver] if isinstance(receiver, torch.nn.Module) else []

@@ -28,7 +28,7 @@ from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.formulas import read_as
-from capture.runtime.noted_numbers import Formula
+from capture.runtime.noted_numbers import Formula, may_vary
 from capture.runtime.noted_runs import holding
 from capture.state import body_run
 from capture.state.body_run import BodyRun
@@ -71,7 +71,7 @@ class GivenNumbers:
                 value = self.formulas[at].value(known)
             except (ArithmeticError, ValueError, TypeError):
                 return False
-            if type(value) not in (float, int) or not numbers.may_vary(value):
+            if type(value) not in (float, int) or not may_vary(value):
                 return False
             if at in self.places.powers and float(value).is_integer():
                 return False
@@ -222,7 +222,7 @@ def _complete(captured: Captured, tree: Tree, node: Node, other: Node | None) ->
     if isinstance(found, str):
         captured.log.add("plan", f"numbers that are read stay as they are: {found}")
         return False
-    if not all(numbers.may_vary(values[at]) for at in found.used):
+    if not all(may_vary(values[at]) for at in found.used):
         return False
     formulas: list[Formula] = [cast(Formula, computed.given[at]) for at in found.used]
     ready: dict[int, list[int]] = {}
@@ -232,13 +232,15 @@ def _complete(captured: Captured, tree: Tree, node: Node, other: Node | None) ->
     for at, register in enumerate(found.registers):
         registers.setdefault(register, []).append(at)
     alike = {at: several for several in registers.values() if len(several) > 1 for at in several}
-    node.given = GivenNumbers(found, formulas, ready, alike)
+    node.given, node.formulas = GivenNumbers(found, formulas, ready, alike), None
     return True
 
 
 def give_up(captured: Captured) -> None:
-    """What is read is compared again."""
-    captured.decisions, captured.decisions_left = None, 0
+    """What is read is compared again, or is left to the step of an optimizer, beside recordings."""
+    reads_in_step = captured.optimizers.ask_host() and not captured.reads_stay
+    captured.decisions, captured.reads_stay = None, True
+    captured.decisions_left = captured.decisions_left if reads_in_step else 0
     captured.log.add("drop", "what the host reads is compared again")
     captured.retire()
 

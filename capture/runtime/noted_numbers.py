@@ -68,7 +68,8 @@ _MOST = 256
 """Formulas of one run. A body that computes more numbers than that does not pass them on as they are."""
 _MOST_QUESTIONS = 32
 _FEW = 2  # remainders: what is divided by this is told by the remainder itself
-_LARGEST = 1 << 53
+_LARGEST = 1 << 53  # from there on not every whole number is a float
+_KEPT = frozenset({0.0, 1.0, -1.0, 0.5, -0.5, 2.0})
 
 
 @frozen(eq=False)
@@ -153,12 +154,23 @@ def _value_of(operand: Any, numbers: Any) -> Any:
     return operand.value(numbers) if type(operand) is Formula else operand
 
 
+def may_vary(value: Number) -> bool:
+    """Whether all kernels do the same with this number as with others."""
+    if type(value) is int:
+        return abs(value) < _LARGEST and value not in _KEPT
+    return math.isfinite(value) and value not in _KEPT
+
+
+def function_of(operation: str) -> Callable[..., Any]:
+    """What computes it."""
+    for functions in (_BINARY, _UNARY, MATH, _TEXTS, _SUMS):
+        if operation in functions:
+            return functions[operation]
+    raise KeyError(operation)
+
+
 def _do(operation: str, operands: Sequence[Any]) -> Any:
-    if operation in MATH:
-        return MATH[operation](*operands)
-    if operation in _TEXTS or operation in _SUMS:
-        return (_TEXTS.get(operation) or _SUMS[operation])(*operands)
-    return _UNARY[operation](*operands) if operation in _UNARY else _BINARY[operation](*operands)
+    return function_of(operation)(*operands)
 
 
 def _key(operand: Any) -> Any:

@@ -49,7 +49,7 @@ from capture.runtime.entry import Entry, Family
 from capture.runtime.fast_path import GoesOn, Shortcuts
 from capture.runtime.formulas import NotedReads, asks_for_classes
 from capture.runtime.noted_math import noting_math
-from capture.runtime.noted_numbers import Formula, Noting, holds_noted
+from capture.runtime.noted_numbers import Formula, Noting, holds_noted, may_vary
 from capture.runtime.noted_runs import noted_amounts, watched_with
 from capture.runtime.payoff import clock_of
 from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, State, Verified
@@ -65,19 +65,10 @@ from capture.tree.tree import Tree
 
 _MOST_FAMILIES = 32  # keys that are searched for a similar call
 _NAMING = frozenset(dis.hasname)
-_KEPT = frozenset({0.0, 1.0, -1.0, 0.5, -0.5, 2.0})
-_LARGEST = 1 << 53  # from there on not every whole number is a float
 _READ_IN_C = frozenset({"math", "cmath", "numpy", "decimal", "fractions", "struct", "random", "statistics", "operator",
                         "scipy", "json", "pickle", "marshal", "array", "ctypes"})  # fmt: skip
 """Modules whose functions in C read a number without calling a method of it."""
 _CONVERSION = re.compile(r"%(\(.*?\))?[-+ #0]*[0-9*]*(\.[0-9*]*)?[diouxXeEfFgGc]")
-
-
-def may_vary(value: Number) -> bool:
-    """Whether all kernels do the same with this number as with others."""
-    if type(value) is int:
-        return abs(value) < _LARGEST and value not in _KEPT
-    return math.isfinite(value) and value not in _KEPT
 
 
 def reads_in_c(ran: CodeRun, *, but: types.ModuleType | None = None) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import operator
 import threading
 import types
 import weakref
@@ -240,6 +241,14 @@ class Optimizers:
             self._islands.add(optimizer)
         return bool(new_islands)
 
+    def settings_move(self) -> bool:
+        """Whether one of them had other settings in its last step than in the one before."""
+        return any(steps.moves for steps in self._steps.values())
+
+    def ask_host(self) -> bool:
+        """Whether the host reads values in a step that is no island."""
+        return any(steps.asks_host for optimizer, steps in self._steps.items() if optimizer not in self._islands)
+
     def refuse_islands(self) -> bool:
         """Have no islands for these steps any more: no recording can be cut at them, so they belong to what is recorded
         again. False if none was an island."""
@@ -331,9 +340,40 @@ class Optimizers:
 
     def part(self) -> tuple[Any, ...]:
         """The key's part: all settings as they are now, without the parameters, which gradients there are, flags."""
-        settings = [part_of(value, limit=None) for _, value in self._settings()]
-        gradients = [(one.grad is None, *_hooks_of(one)) for one in self._watched()]
-        return (*settings, *gradients, *self.flags())
+        return (*self._setting_parts(), *self._other_parts())
+
+    def _setting_parts(self) -> list[Any]:
+        return [part_of(value, limit=None) for _, value in self._settings()]
+
+    def _other_parts(self) -> list[Any]:
+        return [*[(one.grad is None, *_hooks_of(one)) for one in self._watched()], *self.flags()]
+
+    def same_part(self) -> Callable[[], bool]:
+        """A function that tells whether the key's part is as it is now. Settings are mostly the very objects that they
+        were in the call before, and then need no look into them."""
+        settings, others = self._setting_parts(), self._other_parts()
+        latest = self._lasting_values()
+
+        def is_same() -> bool:
+            nonlocal latest
+            now = self._values()
+            if latest is None or len(latest) != len(now) or not all(map(operator.is_, now, latest)):
+                if self._setting_parts() != settings:
+                    return False
+                latest = self._lasting_values()
+            return self._other_parts() == others
+
+        return is_same
+
+    def _values(self) -> list[Any]:
+        """All that the groups of parameters have, but for those."""
+        groups = [group for one in self._counting() for group in _groups(one)]
+        return [value for group in groups for name, value in group.items() if name != "params"]
+
+    def _lasting_values(self) -> list[Any] | None:
+        """The same; None where one may change in place."""
+        found = self._values()
+        return found if all(map(_lasts, found)) else None
 
     def labels(self) -> list[str]:
         """Names of the parts."""
@@ -362,6 +402,14 @@ class Optimizers:
         """The settings of one optimizer that are part of the key: number of the group, name, value."""
         lifted = self._lifted.get(optimizer, ())
         return [one for one in _settings_of(optimizer) if one[:2] not in lifted]
+
+
+_LASTING = frozenset({bool, int, float, complex, str, type(None)})
+
+
+def _lasts(value: Any) -> bool:
+    """Whether it is what it was if it is the same object."""
+    return type(value) in _LASTING or (type(value) is tuple and all(map(_lasts, value)))
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ SourceKind = Literal[
 ]  # fmt: skip
 """``weak``: in the ``__dict__`` of what a weak reference refers to. ``call``: what a function gives. ``slot``: by a
 descriptor of the class, of an object or of what a weak reference refers to. ``context``: of a context variable."""
+_TABLES = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}
 MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"}
 
 
@@ -104,11 +105,21 @@ class Source:
         else:
             self.set(value)
 
+    def below(self, value: Any) -> Any:
+        """What is kept at the same place below another object (``among``), without a source of its own for the usual
+        places: replays set gradients of many parameters."""
+        if self.kind in _TABLES and isinstance(value, torch.nn.Module):
+            table = getattr(value, _TABLES[self.kind])
+            if type(table) is dict:
+                return table.get(self.name, MISSING)
+        elif self.kind == "item" and type(value) is dict and type(self.name) is str:
+            return value.get(self.name, MISSING)
+        return self.among(value).get()
+
     def among(self, value: Any) -> Source:
         """The same place below another object, ``value``, which replaces the object that this place is in."""
-        if isinstance(value, torch.nn.Module) and self.kind in ("parameter", "buffer", "module"):
-            tables = {"parameter": value._parameters, "buffer": value._buffers, "module": value._modules}
-            return Source(self.kind, tables[self.kind], self.name, self.path)
+        if self.kind in _TABLES and isinstance(value, torch.nn.Module):
+            return Source(self.kind, getattr(value, _TABLES[self.kind]), self.name, self.path)
         if self.kind == "closure" and isinstance(value, types.FunctionType):
             cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=False))
             return Source(self.kind, cells.get(self.path.rpartition(":")[2]), self.name, self.path)

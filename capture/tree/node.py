@@ -97,6 +97,8 @@ class Node:
     """The formulas of what it leaves (``observe.computed.Computed``)."""
     given: Any = None
     """Where it has what follows from numbers that the host reads (``runtime.given_numbers``)."""
+    formulas: Any = None
+    """What computes both of them (``runtime.formula_program``); False where that is done one by one."""
     first_read: dict[int, Any] = field(factory=dict)
     """Those numbers in the recorded run, by number of the read."""
     placed: tuple[tuple[Any, Any], ...] = ()

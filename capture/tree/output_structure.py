@@ -72,6 +72,7 @@ class Again:
 
 
 DONE = object()
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 Begun = list[tuple["EffectSlot", Any]]
 
 
@@ -102,7 +103,10 @@ class EffectSlot:
     def at(self, named_values: Callable[[], dict[str, Any]], holders: dict[int, Any] | None = None) -> Source:
         """The place among this call's objects. ``holders``: objects on the way to places, by ``id`` of their source;
         those that are met here are added."""
-        *above, last = self.steps
+        return self.steps[-1].among(self._holder(named_values, holders))
+
+    def _holder(self, named_values: Callable[[], dict[str, Any]], holders: dict[int, Any] | None) -> Any:
+        above = self.steps[:-1]
         begin = len(above) if holders else 0
         while begin and holders is not None and id(above[begin - 1]) not in holders:
             begin -= 1
@@ -111,10 +115,10 @@ class EffectSlot:
         else:
             holder = named_values()[self.root] if self.root is not None else self.anchor() if self.anchor else None
         for source in above[begin:]:
-            holder = source.among(holder).get()
+            holder = source.below(holder)
             if holders is not None:
                 holders[id(source)] = holder
-        return last.among(holder)
+        return holder
 
     def saved(self, named_values: Callable[[], dict[str, Any]]) -> Any:
         """The present value, for ``put_back``."""
@@ -125,7 +129,11 @@ class EffectSlot:
         self, named_values: Callable[[], dict[str, Any]], saved: Any, holders: dict[int, Any] | None = None
     ) -> None:  # fmt: skip
         """Restore the value that ``saved`` gave. ``known``: see ``at``."""
-        place = self.at(named_values, holders)
+        holder = self._holder(named_values, holders)
+        if self.is_gradient and type(holder) in _PLAIN_TENSORS and saved is not MISSING:
+            holder.grad = saved  # without a source of its own: of many effects of a training step most are gradients
+            return
+        place = self.steps[-1].among(holder)
         if self.members is not None:
             keys, values = saved
             effects.put_members(place.get(), values, keys)
