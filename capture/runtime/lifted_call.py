@@ -22,7 +22,7 @@ from capture.native import MISS
 from capture.observe import islands
 from capture.observe.capture_lock import locked
 from capture.observe.returned_value import go_one_way
-from capture.runtime import inputs, numbers, rebind, verify
+from capture.runtime import inputs, numbers, payoff, rebind, verify
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.checked_replay import verifies
@@ -289,6 +289,8 @@ def call_lifted(captured: Captured, by_number: ByNumber, values: Values, now: He
         if is_measured(captured, entry):
             return measure_body(captured, entry, captured.call(values, leaves), tree)
         entry.payoff.give_up()
+    clock = payoff.clock_of(entry) if is_measured(captured, entry) else None
+    begun = 0.0 if clock is None else clock()
     node = fitting(captured, entry, tree, tree.pattern(leaves)) if lifted.node in entry.nodes else None
     if node is None or (state := node.check(leaves)) == OVERLAPS:
         if lifted.node not in entry.nodes:
@@ -313,6 +315,8 @@ def call_lifted(captured: Captured, by_number: ByNumber, values: Values, now: He
         return result
     lifted.count.calls += 1
     lifted.add_path(captured, standing, leaves, now, GoesOnApart(captured, own_values=lifted.values_now))
+    if clock is not None:  # where state moves in each call, no fast path ever takes one
+        entry.payoff.note_replay(clock() - begun)
     return result
 
 

@@ -314,3 +314,30 @@ def test_calls_of_other_shapes_and_errors_end_no_trial_wrongly() -> None:
         x = torch.full((3,), float(number))
         assert torch.equal(captured(x), scaled(x))
     assert recordings(captured).measured_calls > before.measured_calls
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="measured by the clock of the CPU's own thread")
+def test_numbers_beside_state_that_moves_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fast path takes such calls, which are found anew each time: the replays themselves are timed."""
+
+    class Normalizer:
+        def __init__(self) -> None:
+            self.mean, self.count = torch.zeros(3), 1
+
+        def step(self, x: Tensor) -> Tensor:
+            self.count += 1
+            self.mean = self.mean + (x - self.mean) / self.count
+            return x - self.mean
+
+    clock, own, other = Clock(1e-4, 1e-3), Normalizer(), Normalizer()
+    step = clock.function = capture(own.step)
+    with config.patch(drop_slow=False):  # else these few calls are worth no effort
+        for number in range(12):
+            assert torch.equal(step(torch.ones(3) * number), other.step(torch.ones(3) * number))
+    assert recordings(step).replays >= 4
+    clock.replace(monkeypatch)
+    for number in range(12, 12 + 3 * DECIDED):
+        assert torch.equal(step(torch.ones(3) * number), other.step(torch.ones(3) * number))
+    counters = recordings(step)
+    assert (own.count, counters.measured_calls) == (other.count, BODIES), str(counters)
+    assert "CG902" in [finding.code for finding in counters.findings]
