@@ -139,7 +139,7 @@ def completed(
         incomplete = [node for node in made if not _complete(captured, tree, node, other)]
     finally:
         if other is not None:
-            _forget(tree, other)
+            tree.forget(other)
     if incomplete:
         _try_again(captured, entry, tree, incomplete)
     return result
@@ -180,15 +180,9 @@ def _other(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: P
     made = [node for node in entry.nodes if node not in nodes]
     if len(made) != 1 or made[0].parent is not tree.root:
         return None
-    tree.root.children[made[0].key].remove(made[0])  # else the next one, which begins in another way, ends it
+    tree.take_out(made[0])  # else the next one, which begins in another way, ends it
     entry.nodes.remove(made[0])
     return made[0]
-
-
-def _forget(tree: Tree, other: Node) -> None:
-    """The other recording is needed no more."""
-    tree.root.children.setdefault(other.key, []).append(other)
-    tree.forget(other)
 
 
 def _complete(captured: Captured, tree: Tree, node: Node, other: Node | None) -> bool:

@@ -532,6 +532,11 @@ class Tree:
         self.let_go()
         if node in self.path:
             self.end_path("drop")
+        self.take_out(node)
+        self._lose(node)
+
+    def take_out(self, node: Node) -> None:
+        """Have no call find a recording any more. It keeps what it has until it is forgotten."""
         if node.parent is None:
             return
         siblings = node.parent.children.get(node.key, [])
@@ -544,7 +549,6 @@ class Tree:
                 self._count_one_less(node.parent.counts, node.function.number)
             if not siblings:
                 del node.parent.children[node.key]
-        self._lose(node)
 
     @staticmethod
     def _count_one_less(counts: dict[int, int], function: int) -> None:

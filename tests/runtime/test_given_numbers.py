@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from capture import CaptureWarning, capture, recordings, warmup
-from tests.support.device import EXECUTES
+from capture.tree import thread_trees
+from tests.support.device import DEVICE, EXECUTES
 from tests.support.training_twins import CALLS, bits, both, data, net
 
 given = pytest.mark.skipif(not EXECUTES, reason="segments that are captured are not compared with others")
@@ -306,3 +307,25 @@ def test_operators_that_raise_between() -> None:
         return run, lambda: w
 
     both(program, lambda number: (data(number), torch.tensor([99 if number % 7 == 6 else number % 8])))
+
+
+def test_the_other_recording_is_not_counted() -> None:
+    """Of the two that are made to find the numbers one goes again: it takes none of the places that there are."""
+    thread_trees.forget_trees()
+    count, total = torch.zeros(()), torch.zeros(3)
+
+    def body(x: Tensor) -> Tensor:
+        count.add_(1)
+        total.add_(x, alpha=1 / (count.item() + 2))
+        return total * 1
+
+    kept = [capture(body) for _ in range(2)]
+    for step in kept:
+        for number in range(12):
+            step(torch.ones(3) * number)
+        assert recordings(step).replays > 2 or DEVICE.type != "cpu"
+    trees = [tree for tree in thread_trees.trees_here().values() if tree.root.counts]
+    assert trees or DEVICE.type != "cpu"
+    for tree in trees:
+        found = [node for nodes in tree.root.children.values() for node in nodes]
+        assert sum(tree.root.counts.values()) == len(found)
