@@ -16,11 +16,10 @@ from attrs import define, field, frozen
 
 from capture.observe.computed import Computed, same
 from capture.observe.returned_value import RETURNED
-from capture.runtime.noted_numbers import ASKING, Formula, function_of, may_vary
+from capture.runtime.noted_numbers import ASKING, Formula, function_of, may_be_given
 from capture.tree.node import Node
 
 _ERRORS = (ArithmeticError, ValueError, TypeError)
-_NUMBERS = (float, int)
 
 Step = tuple[Callable[..., Any], int, tuple[int, ...]]
 """What computes, and the slots of its result and of its operands."""
@@ -83,7 +82,7 @@ class FormulaProgram:
                 return False
         for put in at.puts:
             value = slots[put.slot]
-            if type(value) not in _NUMBERS or not may_vary(value) or (put.is_power and float(value).is_integer()):
+            if not may_be_given(value, is_power=put.is_power):
                 return False
             if put.alike and not all(same(slots[other], value) for other in put.alike):
                 return False

@@ -28,7 +28,7 @@ from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.formulas import read_as
-from capture.runtime.noted_numbers import Formula, may_vary
+from capture.runtime.noted_numbers import Formula, may_be_given, may_vary
 from capture.runtime.noted_runs import holding
 from capture.state import body_run
 from capture.state.body_run import BodyRun
@@ -71,9 +71,7 @@ class GivenNumbers:
                 value = self.formulas[at].value(known)
             except (ArithmeticError, ValueError, TypeError):
                 return False
-            if type(value) not in (float, int) or not may_vary(value):
-                return False
-            if at in self.places.powers and float(value).is_integer():
+            if not may_be_given(value, is_power=at in self.places.powers):
                 return False
             if any(not self._is_same(other, value, known) for other in self.alike.get(at, ())):
                 return False

@@ -161,6 +161,11 @@ def may_vary(value: Number) -> bool:
     return math.isfinite(value) and value not in _KEPT
 
 
+def may_be_given(value: Any, *, is_power: bool) -> bool:
+    """Whether operators that got another number in a recording do the same with this one."""
+    return type(value) in _PLAIN and may_vary(value) and not (is_power and float(value).is_integer())
+
+
 def function_of(operation: str) -> Callable[..., Any]:
     """What computes it."""
     for functions in (_BINARY, _UNARY, MATH, _TEXTS, _SUMS):
