@@ -1,10 +1,10 @@
 """Formulas of one recording as a program: each is computed once a replay, as soon as all that it is made of was read.
 
-A step of Adam has some eight formulas a parameter, and a replay needs them between two operators. To walk through the
-formulas themselves takes longer than the operators: each is computed for what the body asks, again for the operators
-that get it, and again for what is left. Here all have a slot in one list, and what computes them is in the order of the
-reads. Where anything is not as in the recorded run (an answer, an error, a number that operators may not get), the
-program stops, and the replay goes on in the general way (``branches``), which finds out what comes then.
+A body that reads a count and corrects by it has many formulas, and a replay needs them between two operators. To walk
+through the formulas themselves takes longer than the operators: each is computed for what the body asks, again for the
+operators that get it, and again for what is left. Here all have a slot in one list, and what computes them is in the
+order of the reads. Where anything is not as in the recorded run (an answer, an error, a number that operators may not
+get), the program stops, and the replay goes on in the general way (``branches``), which finds out what comes then.
 """
 
 from __future__ import annotations

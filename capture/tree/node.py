@@ -98,7 +98,7 @@ class Node:
     given: Any = None
     """Where it has what follows from numbers that the host reads (``runtime.given_numbers``)."""
     formulas: Any = None
-    """What computes both of them (``runtime.formula_program``); False where that is done one by one."""
+    """The program of all these formulas (``runtime.formula_program``); False where each is computed by itself."""
     first_read: dict[int, Any] = field(factory=dict)
     """Those numbers in the recorded run, by number of the read."""
     placed: tuple[tuple[Any, Any], ...] = ()

@@ -128,7 +128,7 @@ class EffectSlot:
     def put_back(
         self, named_values: Callable[[], dict[str, Any]], saved: Any, holders: dict[int, Any] | None = None
     ) -> None:  # fmt: skip
-        """Restore the value that ``saved`` gave. ``known``: see ``at``."""
+        """Restore the value that ``saved`` gave. ``holders``: see ``at``."""
         holder = self._holder(named_values, holders)
         if self.is_gradient and type(holder) in _PLAIN_TENSORS and saved is not MISSING:
             holder.grad = saved  # without a source of its own: of many effects of a training step most are gradients
