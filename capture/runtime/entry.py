@@ -293,8 +293,8 @@ class Entry:
         """Note the code that a watched run ran, and the Python state that it read. Gives what of this state cannot be
         guarded, with its path, and the path of state that the run may have read and that an island changed. ``latest``:
         what the last watched run of the function read, with another key; mostly this run read the same."""
-        self.ran.update(watched.ran)
         if watched.watch.notes_code:
+            self.ran.update(watched.ran)
             # this run did not go other branches
             others = self.asks_who if described.facts.reads else frozenset()
             self.asks_who = asking_who(watched.ran) | others

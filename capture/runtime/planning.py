@@ -235,6 +235,10 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
             facts, islands=tuple(evolve(island, obstacle=obstacle_of_islands, fix="order") for island in facts.islands)
         )
     captured.replacements.latest = entry.places
+    if entry.places.early and not _tells_keys(entry) and entry.settling < RETRIES:
+        captured.log.add("plan", "the next run tells which members of a dict the body looks up: watched again")
+        entry.settling += 1
+        return entry.phase
     if obstacle is not None:
         name, path = obstacle
         facts = evolve(facts, unkeyed=(*facts.unkeyed, Unkeyed(name=name, kind="answer", paths=(path,), where=None)))
@@ -255,6 +259,11 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
         return entry.phase
     save(captured, entry)
     return "eager"
+
+
+def _tells_keys(entry: Entry) -> bool:
+    """Whether a recording run tells which keys code looks up. One that only captures notes no code."""
+    return entry.backend is None or entry.backend.executes_recording_runs
 
 
 def _says_no_more(plan: CapturePlan, known: CapturePlan) -> bool:

@@ -334,7 +334,8 @@ def _node(
     described, watched = recorded.described, recorded.watched
     assert described is not None
     assert watched is not None
-    entry.ran.update(watched.ran)
+    if watched.watch.notes_code:
+        entry.ran.update(watched.ran)
     paths = [path for path, _ in call.paths()]
     static = [input_.position for input_ in inputs if input_.how == "static"]
     mutated = _mutated(described.facts)

@@ -268,9 +268,9 @@ def test_results_of_another_kind_than_in_the_watched_run(executes: bool, monkeyp
             x = ones() * number
             assert torch.equal(captured(x), x.double() if number else x + 1)
     now = recordings(captured)
-    if not EXECUTES:  # the operator cannot be captured: it runs between two graphs, in every replay
-        assert now.recordings == 1, str(now)
-        assert now.replays >= CALLS - 4, str(now)
+    if not EXECUTES:  # no replay runs the operator's Python, which counts its runs
+        assert (now.recordings, now.replays) == (0, 0), str(now)
+        assert any("_runs" in finding.what for finding in now.findings if finding.code == "CG202"), str(now)
         return
     assert (now.recordings, now.replays) == ((1, CALLS - 2) if executes else (0, 0))
     said = [finding.what for finding in now.findings if finding.code == "CG904"]
