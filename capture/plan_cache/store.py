@@ -7,6 +7,7 @@ torch is found and the field that differs can be said. A file that cannot be use
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -255,14 +256,17 @@ def _source(function: Any) -> str:  # Any: a callable
 
 @functools.lru_cache(maxsize=256)
 def _text_of(code: types.CodeType, file: str) -> str:
-    """Source as it was when it was first asked for. ``file``: code compares equal to that of another file.
+    """Source as it was when it was first asked for, empty where there is none. ``file``: code compares equal to that
+    of another file.
 
     ``inspect`` looks through all modules of the process for the one that a file belongs to, which takes as long as many
     watched runs; that is needed only where the file cannot be read by its name."""
     linecache.checkcache(file)
     lines = linecache.getlines(file)
     if code.co_name == "<module>" or not 0 < code.co_firstlineno <= len(lines):
-        return inspect.getsource(code)
+        with contextlib.suppress(OSError):  # code that ``exec`` made: to find none takes as long, and is kept, too
+            return inspect.getsource(code)
+        return ""
     return "".join(inspect.getblock(lines[code.co_firstlineno - 1 :]))
 
 

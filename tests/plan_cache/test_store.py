@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import json
 import linecache
 import logging
@@ -19,7 +20,7 @@ import pytest
 import torch
 from attrs import evolve
 
-from capture import rules
+from capture import capture, rules
 from capture.core import config
 from capture.core.errors import CaptureWarning
 from capture.core.plan import VERSION, PlanError, dumps, loads
@@ -215,6 +216,23 @@ def test_code_without_source_is_compared(tmp_path: Path) -> None:
     run(made("def f(x): return x * 2 + (1 if 'a' in {'a', 'b'} else 0)"))
     assert_loaded(run(made("def f(x): return x * 2 + (1 if 'a' in {'b', 'a'} else 0)")))
     assert_stale(run(made("def f(x): return x * 2 + (3 if 'a' in {'a', 'b'} else 0)")), "source")
+
+
+def test_source_that_is_not_there_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``inspect`` goes through all modules for it, which takes some ten watched runs."""
+    looked, scope = list[object](), dict[str, Any]()
+    getsource = inspect.getsource
+
+    def look(code: types.CodeType) -> str:
+        looked.append(code)
+        return getsource(code)
+
+    monkeypatch.setattr(inspect, "getsource", look)
+    exec("def f(x): return x * 2 + 17", scope)  # noqa: S102 - a function that has no source file
+    function = capture(scope["f"])
+    for rows in range(1, 4):
+        function(torch.ones(rows))
+    assert len(looked) == 1
 
 
 def test_lambdas_of_one_line_are_told_apart() -> None:
