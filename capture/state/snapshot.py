@@ -68,6 +68,8 @@ class Snapshot:
     modules: list[torch.nn.Module] = field(factory=list)
     tables: list[tuple[Source, Tables]] = field(factory=list)
     """The dicts behind each module that keeps all in these, with the source it was found at."""
+    module_kinds: dict[type[torch.nn.Module], tuple[bool, bool]] = field(factory=dict)
+    """By class of the modules: whether they have slots, and whether a user wrote their ``forward``."""
     forwards: dict[types.FunctionType, int] = field(factory=dict)
     """``forward`` functions of users' modules, and how many sources each names."""
     generators: dict[int, Source] = field(factory=dict)
@@ -220,24 +222,22 @@ def may_change(value: Any) -> bool:
 
 
 def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[Found] | None) -> None:
-    sources, todo, shards = state.sources, deque(starts), dict[type, bool]()
-    while todo and len(sources) < _SOURCES_LIMIT:
-        entry = todo.popleft()
+    """Go through the starts and what is found behind them. Most places of a network have plain values: they come first,
+    and cost a look-up each."""
+    sources, todo, shards, strided = state.sources, list(starts), dict[type, bool](), torch.strided
+    for entry in todo:  # which grows
         source, value = entry
-        if source.path in sources and source.kind != "root":
-            if sources[source.path][0].holder is source.holder or source.parent is None:
+        path, kind = source.path, type(value)
+        if path in sources and source.kind != "root":
+            named_apart = _named_apart(sources, source, value)
+            if named_apart is None:
                 continue
-            if source.kind not in ("closure", "global"):
-                continue
-            # another function's name, such as that of each of several hooks
-            path = f"{source.parent.path}:{source.path}"
-            entry = source, value = Source(source.kind, source.holder, source.name, path, source.parent), value
-            if path in sources:
-                continue
-        kind = type(value)
+            entry, source, path = named_apart, named_apart[0], named_apart[0].path
         if kind in PLAIN_TYPES or value is MISSING:
-            sources.setdefault(source.path, entry)
+            sources.setdefault(path, entry)
             continue
+        if len(sources) >= _SOURCES_LIMIT:
+            break
         if aside is not None:
             is_shard = shards.get(kind)
             if is_shard is None:
@@ -245,11 +245,11 @@ def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[F
             if is_shard:
                 aside.append(entry)
                 continue
-        sources.setdefault(source.path, entry)  # a root may have the name that a variable has
+        sources.setdefault(path, entry)  # a root may have the name that a variable has
         if state.inputs and source.kind != "root" and place_key(source) in state.inputs:
             continue
         if kind in _TENSORS:
-            if value.layout is torch.strided and aside is not None:
+            if value.layout is strided and aside is not None:
                 storage = value.untyped_storage()
                 state.storages.append(storage)
                 state.tensors.setdefault(id(storage), []).append(entry)
@@ -257,20 +257,31 @@ def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[F
                 entered.add(id(value))
                 state.flags.append((source, value, value.requires_grad))
                 if attributes := value.__dict__:
-                    todo.extend(_namespace(state, "attribute", value, attributes, f"{source.path}.", source))
-                todo.extend(_gradient(source, value))
+                    todo += _namespace(state, "attribute", value, attributes, f"{path}.", source)
+                todo += _gradient(source, value)
                 for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
                     if hooks := getattr(value, name):
-                        todo.extend(_hooks(source, name, hooks))
+                        todo += _hooks(source, name, hooks)
         elif id(value) not in entered:
             entered.add(id(value))
             if kind is torch.Generator:
                 state.generators.setdefault(generator_id(value), source)
             state.entered.append(entry)
-            todo.extend(_members(state, source, value))
-            todo.extend(_by_name(state, source, value))
+            todo += _members(state, source, value)
+            todo += _by_name(state, source, value)
             if is_wrapper(kind):
-                todo.extend(_gradient(source, value))
+                todo += _gradient(source, value)
+
+
+def _named_apart(sources: dict[str, Found], source: Source, value: Any) -> Found | None:
+    """The place under a path of its own, where another function calls something else by this name, such as what each
+    of several hooks calls so. None for a place that was met before."""
+    if sources[source.path][0].holder is source.holder or source.parent is None:
+        return None
+    if source.kind not in ("closure", "global"):
+        return None
+    path = f"{source.parent.path}:{source.path}"
+    return None if path in sources else (Source(source.kind, source.holder, source.name, path, source.parent), value)
 
 
 def place_key(source: Source) -> tuple[int, Any]:
@@ -449,20 +460,25 @@ def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
 def _module_members(state: Snapshot, source: Source, module: torch.nn.Module) -> list[Found]:
     state.modules.append(module)
     members, tables = members_of_module(module, source)
-    slots = _slot_sources(module, source)
-    if slots:
-        members += [(place, place.get()) for place in slots]
+    kind = type(module)
+    known = state.module_kinds.get(kind)
+    if known is None:  # a network has hundreds of modules of few classes
+        known = state.module_kinds[kind] = any(True for _ in slots_of(kind)), _is_users(kind.forward)
+    has_slots, is_users = known
+    if has_slots:
+        members += [(place, place.get()) for place in _slot_sources(module, source)]
     else:
         state.tables.append((source, tables))
     keys = keys_of_hooks(module)
     if keys is not _NO_HOOKS:
         members += _hook_sources(module, source)
     state.hooks.append((source, module, keys))
-    forward: Any = type(module).forward
-    if forward not in state.forwards and _is_users(forward):
-        named = _forward_sources(module, forward)
-        state.forwards[forward] = len(named)
-        members += named
+    if is_users:
+        forward: Any = kind.forward
+        if forward not in state.forwards:
+            named = _forward_sources(module, forward)
+            state.forwards[forward] = len(named)
+            members += named
     return members
 
 
