@@ -75,7 +75,7 @@ def _dict(walk: ReadWalk, value: dict[Any, Any], path: str) -> None:
     if id(value) in walk.by_name and before is None and not walk.names.is_computed:
         named = walk.names.of_packages(["torch"])
         walk.guard_members(value, sorted(name for name in value if name in named), f"{path}.", always)
-    elif value or before is not None:
+    elif dict.__len__(value) or before is not None:
         walk.guard_table(value, path, before=before)
     else:
         walk.empty.append(value)

@@ -1,6 +1,6 @@
-"""Where an object keeps its own attributes: in its ``__dict__``, or in slots of its class.
+"""Where an object keeps its own attributes, in its ``__dict__`` or in slots of its class, and a container its members.
 
-All that reads, notes, guards or writes an attribute by its name finds its place here. No code of the class runs.
+All that reads, notes, guards or writes one of them finds its place here. No code of the class runs.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -134,3 +135,26 @@ def keeper_of(value: Any) -> Callable[[], Any]:
 
 def _itself(value: Any) -> Any:
     return value
+
+
+def plain_class(container: Any) -> Any:
+    """What a container is of Python's own: a class of the user's may do more with a member."""
+    kinds = type(container).__mro__[:-1]
+    return next((kind for kind in kinds if kind.__module__ in ("builtins", "collections")), kinds[0])
+
+
+def item_of(container: Any, name: Any) -> Any:
+    """The member that a container has by this key or at this index, without what its class may do more: a
+    ``__missing__`` puts a member there. ``MISSING``, or one of the usual errors of look-ups, where there is none."""
+    if isinstance(container, dict):
+        return dict.get(container, name, MISSING)
+    return plain_class(container).__getitem__(container, name)
+
+
+def keys_of(container: Any) -> tuple[Any, ...]:
+    """Keys of a dict, members of a set or a deque, positions of a list or a tuple; of a class that Python code derived,
+    as Python's own class has them."""
+    plain = plain_class(container)
+    if isinstance(container, (dict, set, frozenset, deque)):
+        return tuple(plain.__iter__(container))
+    return tuple(range(plain.__len__(container)))

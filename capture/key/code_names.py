@@ -10,7 +10,7 @@ import dis
 import functools
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from capture.key import objects, pytree
 from capture.key.attributes import MISSING as MISSING
-from capture.key.attributes import keeper_of, own_value, slot_of
+from capture.key.attributes import keeper_of, own_value, plain_class, slot_of
 from capture.key.exact import bits_of
 from capture.key.name_uses import name_uses
 from capture.key.numpy_arrays import FROZEN, content, is_array_type
@@ -215,7 +215,8 @@ def part_of(value: Any, *, limit: int | None = SMALL, above: tuple[int, ...] = (
     if issubclass(kind, tuple) or (kind in (list, dict) and (limit is None or len(value) <= limit)):
         if id(value) in above:
             return (kind, above.index(id(value)))
-        members, above = value.items() if isinstance(value, dict) else value, (*above, id(value))
+        members: Iterable[Any] = value.items() if isinstance(value, dict) else plain_class(value).__iter__(value)
+        above = (*above, id(value))
         return (kind, *[part_of(member, limit=limit, above=above) for member in members])
     try:
         return key_of(value, Leaves()) if kind in PLAIN_TYPES else (kind, identity_token(value))

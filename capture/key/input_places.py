@@ -19,7 +19,7 @@ import torch
 from attrs import evolve, frozen
 
 from capture.key import objects, pytree
-from capture.key.attributes import MISSING, names_of, own_value, put_own
+from capture.key.attributes import MISSING, item_of, names_of, own_value, plain_class, put_own
 from capture.key.signature import Binder
 
 _CONTAINERS = (tuple, list, dict, OrderedDict, defaultdict)
@@ -58,12 +58,12 @@ class InputPlace:
             if self.is_attribute:
                 return own_value(keeper, self.name)
             if type(keeper) is dict:  # most are one of these two
-                return keeper[self.name]
+                return dict.get(keeper, self.name, MISSING)
             if type(keeper) is types.CellType:
                 return keeper.cell_contents
             if type(keeper) is contextvars.ContextVar:
                 return keeper.get(MISSING)
-            return keeper[self.name]
+            return item_of(keeper, self.name)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
             return MISSING
 
@@ -79,7 +79,7 @@ class InputPlace:
         elif self.is_attribute or isinstance(keeper, type):
             put_own(keeper, self.name, value)
         else:
-            keeper[self.name] = value
+            plain_class(keeper).__setitem__(keeper, self.name, value)
 
 
 def number_place(path: str, keeper: Callable[[], Any], name: Any) -> InputPlace | None:

@@ -19,7 +19,7 @@ import attrs
 import torch
 
 from capture.key import objects
-from capture.key.attributes import in_slot, names_of, slots_of
+from capture.key.attributes import in_slot, names_of, plain_class, slots_of
 from capture.key.objects import Visit
 from capture.key.tensor_kind import PLAIN_TYPES as PLAIN_TYPES
 from capture.key.tensor_kind import TensorKind
@@ -290,9 +290,9 @@ def count_tensors(value: object, *, limit: int = 1000) -> int:
         if isinstance(item, torch.Tensor):
             count += 1
         elif isinstance(item, dict):
-            stack.extend(item.values())
+            stack.extend(dict.values(item))
         elif isinstance(item, (list, tuple, set, frozenset)):
-            stack.extend(item)
+            stack.extend(plain_class(item).__iter__(item))
         else:
             stack.extend((names_of(item) or {}).values())
             stack.extend(in_slot(slot, item) for _, slot, _ in slots_of(type(item)))

@@ -551,7 +551,7 @@ def _names_no_module(module: torch.nn.Module) -> bool:
         type(value) in _NAMES_NONE
         or name in ("_parameters", "_buffers", "_modules")
         or (type(value) in (tuple, list) and all(type(member) in _NAMES_NONE for member in value))
-        or (isinstance(value, (dict, set)) and not value)
+        or (type(value) in (dict, OrderedDict, set) and not value)
         for name, value in module.__dict__.items()
     )
 

@@ -140,11 +140,23 @@ static uint64_t version_of(const Guard *guard)
     return 0;
 }
 
-/* What is in a container, a new reference; NULL, with an exception or without one. */
+/* What is in a container, a new reference; NULL, with an exception or without one. A class that Python code derived may
+   do more as a member is looked up: a guard does not. */
 static PyObject *item_of(const Guard *guard)
 {
-    if (!is_dict(guard->holder))
-        return PyObject_GetItem(guard->holder, guard->key);
+    PyObject *holder = guard->holder;
+    int is_list = PyList_Check(holder) && !PyList_CheckExact(holder);
+    int is_tuple = PyTuple_Check(holder) && !PyTuple_CheckExact(holder);
+    if ((is_list || is_tuple) && PyLong_CheckExact(guard->key)) {
+        Py_ssize_t at = PyLong_AsSsize_t(guard->key), size = is_list ? PyList_GET_SIZE(holder) : PyTuple_GET_SIZE(holder);
+        if (at < 0 || at >= size)
+            return NULL;
+        return Py_NewRef(is_list ? PyList_GET_ITEM(holder, at) : PyTuple_GET_ITEM(holder, at));
+    }
+    if (PyDict_Check(holder) && !is_dict(holder))
+        return Py_XNewRef(PyDict_GetItemWithError(holder, guard->key));
+    if (!is_dict(holder))
+        return PyObject_GetItem(holder, guard->key);
 #if PY_VERSION_HEX < 0x030D0000 /* declared up to 3.12 */
     return Py_XNewRef(_PyDict_GetItem_KnownHash(guard->holder, guard->key, (Py_hash_t)guard->number));
 #else

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from capture.key import pytree
-from capture.key.attributes import MISSING, names_of
+from capture.key.attributes import MISSING, keys_of, names_of
 from capture.key.code_names import same_value
 from capture.key.objects import closed_package
 from capture.key.pytree import PLAIN_TYPES
@@ -46,7 +46,7 @@ def changes(before: Snapshot) -> list[Change]:
             differences.extend(_new_attributes(before, source, holder))
     replaced = {id(change.source) for change in differences}
     for source, container, members in before.members:
-        now = _member_keys(container)
+        now = keys_of(container)
         if id(source) in replaced or (id(container) in filled and source.path in before.rebuilt):
             if id(container) in filled or (isinstance(container, (set, deque)) and not _same_members(now, members)):
                 before.dropped.add(source.path)
@@ -103,7 +103,7 @@ def _filled(before: Snapshot) -> dict[int, Any]:
     """By ``id`` of a list or dict whose members changed: a copy with the former members."""
     former: dict[int, Any] = {}
     for source, container, members in before.members:
-        if isinstance(container, (list, dict)) and not _same_members(_member_keys(container), members):
+        if isinstance(container, (list, dict)) and not _same_members(keys_of(container), members):
             paths = member_paths(source, container, members)
             if all(path in before.sources for path in paths):  # else it has members that the walk did not look at
                 values: Any = [before.sources[path][1] for path in paths]
@@ -148,11 +148,6 @@ def _unchanged_modules(before: Snapshot) -> set[int]:
     if any(len(function_sources(f, None)) != number for f, number in before.forwards.items()):
         return set()
     return {id(source) for source, tables in before.tables if are_as_they_were(tables)}
-
-
-def _member_keys(container: Any) -> tuple[Any, ...]:
-    keyed = isinstance(container, (set, frozenset, deque, dict))
-    return tuple(container) if keyed else tuple(range(len(container)))
 
 
 def _same_members(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:

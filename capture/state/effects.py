@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import define, evolve, field
 
+from capture.key.attributes import plain_class
 from capture.key.name_uses import ADDING, is_computed, name_uses
 from capture.key.packages import is_library, package_of
 from capture.key.pytree import PLAIN_TYPES
@@ -70,9 +71,17 @@ class UsesOfNames:
         """Names that users' code adds to and does nothing else with."""
         return frozenset(self.counted - self.read.get("", set()) - self.called) if not self.is_computed else frozenset()
 
-    def has_items_read(self, name: str) -> bool:
-        """Whether something depends on a member of what has this name."""
-        return any(type(read) is tuple and read[0] == name for reads in self.read.values() for read in reads)
+    def has_items_read(self, name: Any) -> bool:
+        """Whether something depends on a member of what has this name, or on what is in one."""
+        return any(_is_below(read, name) for reads in self.read.values() for read in reads)
+
+
+def _is_below(item: Any, name: Any) -> bool:
+    while type(item) is tuple:
+        item = item[0]
+        if item == name:
+            return True
+    return False
 
 
 def uses_of_names(ran: CodeRun) -> UsesOfNames:
@@ -185,6 +194,7 @@ def _is_item_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> boo
     return bool(names) and all(
         (name, key) in uses.counted
         and not uses.is_read_whole((name, key))
+        and not uses.has_items_read((name, key))
         and not uses.may_ask(name, source.holder)
         and not uses.is_filled_anyhow(name)
         and not (is_list and uses.has_items_read(name))
@@ -297,7 +307,7 @@ def _members(before: Snapshot, change: Change, uses: UsesOfNames) -> Members | N
         return None
     keys, old = content
     is_dict = isinstance(container, dict)
-    now = list(dict.values(container)) if is_dict else list(container)
+    now = list(members_of(container)[1])
     places = {id(member): at for at, member in enumerate(old) if type(member) not in PLAIN_TYPES}
     recipe: list[int] = []
     new: list[Any] = []
@@ -314,7 +324,7 @@ def _members(before: Snapshot, change: Change, uses: UsesOfNames) -> Members | N
 def _added(container: Any, old: Sequence[Any]) -> list[Any]:
     """The members that were added at its end, if nothing else happened. For a deque that drops members at its begin
     this is decided by the members that are left."""
-    now, count = list(container), len(old)
+    now, count = list(members_of(container)[1]), len(old)
     if getattr(container, "maxlen", None) is None:
         same = len(now) > count and all(a is b for a, b in zip(now, old, strict=False))
         return now[count:] if same else []
@@ -363,4 +373,4 @@ def members_of(container: Any) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]
     """The keys of a dict (None for other containers), and the values."""
     if isinstance(container, dict):
         return tuple(dict.keys(container)), tuple(dict.values(container))
-    return None, tuple(container)
+    return None, tuple(plain_class(container).__iter__(container))

@@ -22,7 +22,7 @@ import torch
 from attrs import define, field, frozen
 
 from capture.key import numpy_arrays, pytree
-from capture.key.attributes import MISSING, names_of, slots_of
+from capture.key.attributes import MISSING, keys_of, names_of, slots_of
 from capture.key.code_names import globals_in, globals_stored, mentioned_in
 from capture.key.objects import SHARDING, closed_package, has_state
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
@@ -515,18 +515,14 @@ def _forward_sources(module: torch.nn.Module, forward: types.FunctionType) -> li
 
 
 def _container_sources(state: Snapshot, source: Source, value: Any) -> list[Source]:
+    keys = keys_of(value)
+    if not isinstance(value, tuple):
+        state.members.append((source, value, keys))
     if isinstance(value, (set, frozenset, deque)):
-        state.members.append((source, value, tuple(value)))
         return []
     if isinstance(value, dict):
-        keys = tuple(value)
-        state.members.append((source, value, keys))
         names = [key if isinstance(key, str) else str(index) for index, key in enumerate(keys)]
     else:
-        plain: Any = list if isinstance(value, list) else tuple  # a subclass may define its own iteration
-        keys = tuple(range(plain.__len__(value)))
-        if isinstance(value, list):
-            state.members.append((source, value, keys))
         names = [str(key) for key in keys]
     pairs = list(zip(keys, names, strict=True))[:_MEMBERS_LIMIT]
     return [Source("item", value, key, f"{source.path}.{name}", source) for key, name in pairs]

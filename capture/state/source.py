@@ -12,7 +12,17 @@ from typing import Any, Literal
 import torch
 from attrs import define
 
-from capture.key.attributes import MISSING, in_slot, names_of, own_value, put_in_slot, put_own, slot_of
+from capture.key.attributes import (
+    MISSING,
+    in_slot,
+    item_of,
+    names_of,
+    own_value,
+    plain_class,
+    put_in_slot,
+    put_own,
+    slot_of,
+)
 from capture.native import native, seen
 
 SourceKind = Literal[
@@ -63,7 +73,7 @@ class Source:
                 if slot_of(type(self.holder), self.name) is not None:  # not set; ``__getattr__`` would run
                     return MISSING
                 return getattr(self.holder, self.name)
-            return _plain_class(self.holder).__getitem__(self.holder, self.name)
+            return item_of(self.holder, self.name)
         except (AttributeError, KeyError, IndexError, ValueError):
             return MISSING
 
@@ -83,7 +93,7 @@ class Source:
             else:
                 object.__setattr__(self.holder, self.name, value)
         elif self.kind != "root":
-            _plain_class(self.holder).__setitem__(self.holder, self.name, value)
+            plain_class(self.holder).__setitem__(self.holder, self.name, value)
 
     def remove(self) -> None:
         """Remove the value, as if it had never been assigned."""
@@ -175,12 +185,6 @@ def _member_of(reference: weakref.ref[torch.nn.Module], table: str, name: str) -
     module = reference()
     found: torch.Tensor | None = None if module is None else getattr(module, table).get(name)
     return found
-
-
-def _plain_class(container: Any) -> Any:
-    """What a container is of Python's own: a class of the user's may do more with a member."""
-    kinds = type(container).__mro__[:-1]
-    return next((kind for kind in kinds if kind.__module__ in ("builtins", "collections")), kinds[0])
 
 
 Reference = Callable[[], torch.Tensor | None]
