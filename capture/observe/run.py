@@ -506,7 +506,10 @@ def undo(watched: ObservedRun) -> None:
     """Put back what a run under ``ObserveMode(undo=True)`` changed: tensors, Python state, generators."""
     with torch.no_grad():
         for tensor, storage, offset, shape, stride in reversed(watched.watch.trace.reshaped):
-            tensor.set_(storage, offset, shape, stride)
+            # autograd forgets a leaf's node at each ``set_``, and with it hooks that somebody keeps on it
+            there = tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+            if there[0] is not storage or there[1:] != (offset, shape, stride):
+                tensor.set_(storage, offset, shape, stride)
         for tensor, contents in reversed(watched.watch.trace.undo):
             storage = tensor.untyped_storage()
             if storage.nbytes() != contents.nbytes():  # an out= of another shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capture import capture, config, recordings
+from capture import CaptureError, capture, config, recordings
 from tests.support.device import TAKES_KEPT_NODES, refuses_kept_nodes
 
 CALLS = 12
@@ -143,3 +144,26 @@ def test_a_hook_that_is_removed_again_leaves_the_recording_of_before() -> None:
     gradients, step = run(captured=True)
     assert gradients == run(captured=False)[0]
     assert recordings(step).replays >= 4 or not TAKES_KEPT_NODES
+
+
+def test_a_run_that_is_undone_leaves_nodes_and_their_hooks() -> None:
+    """torch forgets a leaf's node at each ``set_``, even of the very memory that the leaf has."""
+    net = nn.Linear(3, 1)
+    node = before_it(net, None)
+
+    @capture(fallback="error")
+    def body(x: Tensor) -> Tensor:
+        loss: Tensor = net(x).sum()
+        loss.backward()
+        with torch.no_grad():
+            net.weight += random.random()
+        return loss.detach()
+
+    weight = net.weight.clone()
+    with pytest.raises(CaptureError, match="CG202"):
+        body(torch.ones(2, 3))
+    assert torch.equal(net.weight, weight)
+    assert node_of(net.weight) is node
+    net(torch.ones(2, 3)).sum().backward()
+    assert net.weight.grad is not None
+    assert net.weight.grad.tolist() == [[4.0, 4.0, 4.0]]
