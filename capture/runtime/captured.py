@@ -178,6 +178,10 @@ class Captured:
     under_way: dict[int, tuple[Any, ...]] = field(factory=dict, init=False)
     """By thread, the caller's own values in a call by a fast path that has other numbers."""
     decisions_left: int = field(default=MOST_PROOFS, init=False)
+    reads_wait: bool = field(default=False, init=False)
+    """Steps of optimizers read numbers, and it is looked first whether recordings take what follows from them."""
+    reads_stay: bool = field(default=False, init=False)
+    """Steps of optimizers that read numbers are not tried as a part of recordings any more."""
     """How many more attempts may be made to find out."""
     plain_binder: Binder | None = field(default=None, init=False)
     """Where arrays are inputs, the binder of calls with arrays."""

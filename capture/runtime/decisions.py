@@ -69,6 +69,8 @@ from capture.torch_private.threads import others_may_run
 _PLAIN = (int, float)
 _MOST_LEAVES = 12  # ways that the answers lead to
 _MOST_ENTRIES = 64  # that are searched for one that has another number
+_FIRST_KEYS = 2  # of a training step: without gradients and with them
+_MOST_TRIES = 3  # runs in which the step of an optimizer shows too little of its numbers
 _MOST_PLACES = 16  # numbers in Python state, which are read in each call
 _MOST_ROUNDS = 4  # in which further places become arguments
 _FAR = 1013  # as an index it raises
@@ -428,6 +430,42 @@ def begins_with_reads(captured: Captured, entry: Entry, bound: Call) -> bool:
         return False
     captured.decisions_left -= 1
     return _begins_with(captured, entry, evolve(bound), (), [], wanted)
+
+
+def may_take_reads(captured: Captured, entry: Entry, facts: Facts) -> bool:
+    """Whether the step of an optimizer in a run with these facts is recorded like other code: operators get what
+    follows from the numbers that it reads, which is known, or not tried yet. Else it runs beside recordings, as do
+    steps that ask something of those numbers, or whose settings move: these would go ever new ways."""
+    backend = entry.backend
+    if backend is None or not facts.reads:
+        return False
+    if not backend.lifts_numbers or not backend.executes_recording_runs or others_may_run():
+        return False
+    is_plain = captured.sizes is None and not captured.is_backward and entry.region is None
+    if not is_plain or captured.binder.places or captured.reads_stay or captured.optimizers.settings_move():
+        return False
+    candidates = captured.decisions.candidates() if captured.decisions is not None else ()
+    is_like_code = not facts.host_work and not calls_out(facts) and not any(map(_gets_lists, facts.sequence))
+    if not is_like_code or not read_by_number(facts, candidates):
+        return False
+    if candidates:
+        asked = (question for one in candidates for question, _ in one.asked)
+        return any(one.given for one in candidates) and all(question.operation == "raises" for question in asked)
+    if entry.facts is None and len(captured.entries()) > _FIRST_KEYS:
+        return False  # another key in each call, as of a counter: no recording is made to serve both
+    return entry.branch_proofs < _MOST_TRIES and not entry.has_tried_formulas and captured.decisions_left > 0
+
+
+def _gets_lists(operator: str) -> bool:
+    """Whether it gets one number for each of many tensors: a recording has no place for those."""
+    return operator.endswith("ScalarList")
+
+
+def take_reads_no_more(captured: Captured) -> None:
+    """What operators get of numbers that the host reads is left to a function beside the recordings from now on."""
+    captured.reads_stay = True
+    if captured.decisions is not None and not captured.decisions.positions:
+        captured.decisions = None
 
 
 def _takes_more_places(captured: Captured, entry: Entry, bound: Call, wanted: frozenset[int]) -> bool:

@@ -13,7 +13,6 @@ Nothing need be read: where operators get such numbers (``numbers``), formulas t
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,8 +54,6 @@ def read_as(takes: Callable[[int], bool], give: Callable[[int, Any], Any]) -> It
         value = item(tensor)
         if watch is None or len(watch.trace.reads) != before + 1 or not takes(before):
             return value
-        if package_of(sys._getframe(1).f_globals.get("__name__")) == "torch":
-            return value  # an optimizer computes with it on tensors
         return give(before, value) if type(value) in _NUMBERS else value
 
     with replaced(torch.Tensor, {"item": read}):

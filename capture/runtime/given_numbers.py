@@ -229,8 +229,10 @@ def _complete(captured: Captured, tree: Tree, node: Node, other: Node | None) ->
 
 
 def give_up(captured: Captured) -> None:
-    """What is read is compared again."""
-    captured.decisions, captured.decisions_left = None, 0
+    """What is read is compared again, or is left to the step of an optimizer, beside recordings."""
+    reads_in_step = captured.optimizers.ask_host() and not captured.reads_stay
+    captured.decisions, captured.reads_stay = None, True
+    captured.decisions_left = captured.decisions_left if reads_in_step else 0
     captured.log.add("drop", "what the host reads is compared again")
     captured.retire()
 

@@ -14,7 +14,7 @@ from capture.guards.read import Places
 from capture.key.attributes import MISSING, keeper_of, own_value, weak_or_none
 from capture.key.signature import Leaf, forget_module_structure
 from capture.observe.capture_lock import locked
-from capture.runtime import branches, key_difference
+from capture.runtime import branches, decisions, key_difference
 from capture.runtime.buckets import Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_STOPS, Entry
@@ -34,23 +34,40 @@ def cuts_steps(captured: Captured, entry: Entry, tree: Tree, facts: Facts, *, wa
     those_of_host = bool(facts.host_work) or any(not host_sync.is_compared for host_sync in facts.host_syncs)
     if any(island.obstacle for island in facts.islands) and optimizers.refuse_islands():
         message = "the step of an optimizer cannot run eagerly between two segments"
-    elif (
-        tree.backend.runs_islands
-        and branches.may_follow(captured, entry)
-        and optimizers.make_islands(those_of_host=those_of_host, those_stopped=was_stopped)
-    ):
-        message = (
-            "the step of an optimizer is another one in each call: it runs eagerly between two segments from now on"
-        )
+    elif decisions.may_take_reads(captured, entry, facts) and not was_stopped:
+        if not captured.reads_wait and optimizers.ask_host():
+            captured.reads_wait = True
+            captured.budget.start_anew()  # another way is tried before the next call's key is known
+        return False
+    elif _has_new_islands(captured, entry, tree, those_of_host=those_of_host, those_stopped=was_stopped):
+        message = _CUT
     else:
         if optimizers.is_lost:  # further branches would tell nothing more
             entry.steadiness.stops = max(entry.steadiness.stops, MOST_STOPS)
         return False
+    _plan_anew(captured, entry, tree, message)
+    return True
+
+
+_CUT = "the step of an optimizer is another one in each call: it runs eagerly between two segments from now on"
+
+
+def _has_new_islands(
+    captured: Captured, entry: Entry, tree: Tree, *, those_of_host: bool, those_stopped: bool = False
+) -> bool:  # fmt: skip
+    if not tree.backend.runs_islands or not branches.may_follow(captured, entry):
+        return False
+    return captured.optimizers.make_islands(those_of_host=those_of_host, those_stopped=those_stopped)
+
+
+def _plan_anew(captured: Captured, entry: Entry, tree: Tree, message: str) -> None:
+    """Keys have other parts from now on, and bodies other segments: what was tried had keys that no call has any
+    more."""
+    decisions.take_reads_no_more(captured)
     captured.log.add("plan", message)
-    captured.budget.start_anew()  # keys have other parts from now on: what was tried had keys that no call has any more
+    captured.budget.start_anew()
     forget(captured, entry, tree)
     captured.retire()
-    return True
 
 
 def after_move(

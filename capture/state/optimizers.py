@@ -241,6 +241,14 @@ class Optimizers:
             self._islands.add(optimizer)
         return bool(new_islands)
 
+    def settings_move(self) -> bool:
+        """Whether one of them had other settings in its last step than in the one before."""
+        return any(steps.moves for steps in self._steps.values())
+
+    def ask_host(self) -> bool:
+        """Whether the host reads values in a step that is no island."""
+        return any(steps.asks_host for optimizer, steps in self._steps.items() if optimizer not in self._islands)
+
     def refuse_islands(self) -> bool:
         """Have no islands for these steps any more: no recording can be cut at them, so they belong to what is recorded
         again. False if none was an island."""

@@ -3,6 +3,7 @@ gradients and the optimizer's state, and replayed, with the optimizer's step bet
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -219,10 +220,16 @@ def test_steps_of_two_optimizers_are_as_eager_and_replay() -> None:
 
 
 def test_step_with_a_closure_is_as_eager() -> None:
-    with pytest.warns(CaptureWarning, match="fused=True|capturable=True" if REPLAYS else ""):
+    """Such a step is no island. Recordings that operators get numbers in hold it like other code."""
+    takes_reads = REPLAYS and DEVICE.type == "cpu"
+    with (
+        contextlib.nullcontext()
+        if takes_reads
+        else pytest.warns(CaptureWarning, match="fused=True|capturable=True" if REPLAYS else "")
+    ):
         function = trained("AdamW", "closure", calls=20)
     counters = recordings(function)
-    assert counters.replays == 0
+    assert counters.replays >= 8 if takes_reads else counters.replays == 0
     if REPLAYS:
         assert counters.observations + counters.recorded_calls <= 8, str(counters)
 
