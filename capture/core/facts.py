@@ -489,6 +489,8 @@ class Facts:
     reads_form: bool = True
     """Results may depend on strides of dimensions of size 1, or on how addresses are aligned, so these belong to the
     key."""
+    reads_whole: bool = True
+    """So they may on how tensors of whole numbers are aligned: their memory is read as something else."""
     runners: tuple[PackageRunner, ...] = ()
     collectives: tuple[Collective, ...] = ()
     dissent: Dissent | None = None

@@ -19,6 +19,7 @@ _address_of_storage = torch.UntypedStorage.data_ptr
 _strides_of = torch.Tensor.stride
 nbytes_of = torch.UntypedStorage.nbytes
 """torch's own function, also while a body is watched, when a slower one takes its place."""
+_WHOLE = frozenset([torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 
 
 def tensor_info(tensor: torch.Tensor) -> TensorInfo:
@@ -142,6 +143,11 @@ def leading_ones(shape: Sequence[int], stride: Sequence[int]) -> int:
         expected *= size
     steps = (*stride[:count], expected)
     return count if all(outer >= inner for outer, inner in itertools.pairwise(steps)) else 0
+
+
+def is_whole(dtype: torch.dtype) -> bool:
+    """Whether numbers of this kind are whole, so that kernels sum them to the same in any order."""
+    return dtype in _WHOLE
 
 
 def is_in_order(tensor: torch.Tensor) -> bool:

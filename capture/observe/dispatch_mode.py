@@ -17,7 +17,7 @@ from typing_extensions import override
 from capture.core import slow_calls
 from capture.core.facts import Draw, HostWork, Mutation, MutationEvidence
 from capture.key.numpy_arrays import MOST_BYTES
-from capture.key.tensor_meta import is_in_order, is_part_of_one, memory_of, span_bytes, storage_of
+from capture.key.tensor_meta import is_in_order, is_part_of_one, is_whole, memory_of, span_bytes, storage_of
 from capture.observe import operator_schema, returned_value, source_location
 from capture.observe.break_notes import BreakNotes
 from capture.observe.host_values import Arrays
@@ -36,7 +36,7 @@ from capture.observe.operator_schema import (
     traits,
     written,
 )
-from capture.observe.trace import Produced, Reshaped, scalars_of
+from capture.observe.trace import Produced, Reshaped, RunTrace, scalars_of
 from capture.torch_private.capabilities import autocast_inside, generator_id
 from capture.torch_private.generators import default_generator
 from capture.torch_private.operators import is_higher_order, resolving_conjugates
@@ -145,7 +145,7 @@ class ObserveMode(BreakNotes):
         trace.plain, made_any = was_plain, False
         for tensor in (result,) if type(result) is torch.Tensor else tensors_out(result):
             made_any = self._see_output(tensor, op_traits, among) or made_any
-        trace.reads_form = trace.reads_form or _reads_form(op_traits, inputs, result)
+        _note_form(trace, op_traits, inputs, result)
         trace.num_ops += made_any
         trace.sequence.append(op_traits.name)
         trace.scalars.append(scalars_of(op_traits, args, kwargs, constant=None))
@@ -206,7 +206,7 @@ class ObserveMode(BreakNotes):
         made, among = False, set() if lifted else set(map(id, storages))
         for tensor in tensors_out(result):
             made = self._see_output(tensor, op_traits, among) or made
-        trace.reads_form = trace.reads_form or _reads_form(op_traits, inputs, result)
+        _note_form(trace, op_traits, inputs, result)
         trace.num_ops += made or bool(op_traits.writes)
         trace.sequence.append(op_traits.name)
         trace.scalars.append(scalars_of(op_traits, args, kwargs, constant=self._made_constant(op_traits, inputs)))
@@ -423,8 +423,24 @@ class ObserveMode(BreakNotes):
         return True
 
 
+def _note_form(trace: RunTrace, op: OperatorTraits, inputs: list[torch.Tensor], result: Any) -> None:
+    """Note whether results may follow from the form of what the operator got."""
+    trace.reads_form = trace.reads_form or _reads_form(op, inputs, result)
+    trace.reads_whole = trace.reads_whole or _reads_whole(op, inputs, result)
+
+
 def _reads_form(op: OperatorTraits, inputs: list[torch.Tensor], result: Any) -> bool:
     return op.reads_form or not (op.view or all(map(is_in_order, (*inputs, *tensors_out(result)))))
+
+
+def _reads_whole(op: OperatorTraits, inputs: list[torch.Tensor], result: Any) -> bool:
+    """Whether results may follow from where whole numbers lie. Sums of such are the same in any order; but their memory
+    may be seen as other numbers."""
+    if op.foreign:
+        return True
+    if not op.view and op.metadata == "no":
+        return False
+    return len({is_whole(tensor.dtype) for tensor in (*inputs, *tensors_out(result))}) > 1
 
 
 def _shape_of(tensor: torch.Tensor) -> Reshaped:

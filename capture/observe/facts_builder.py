@@ -89,9 +89,8 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     obstacles = gradient_uses.obstacles(watched, classify.argument, outputs, effects) if gradients else []
     opaque = _opaque_outputs(watched, outputs)
     elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # other facts explain these
-    for leaf in kept if not gradients else ():
-        if leaf.kind == "fresh":
-            leave_graph(leaf.value)
+    for leaf in [leaf for leaf in kept if leaf.kind == "fresh" and not gradients]:
+        leave_graph(leaf.value)
     left = [] if elsewhere else _escapes(watched, kept_storages)
     _find_state(watched, implicit)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})
@@ -110,6 +109,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         host_work=tuple(trace.work) + _once_a_line(trace),
         unkeyed=tuple(trace.unkeyed),
         reads_form=_reads_form(watched, kept),
+        reads_whole=trace.reads_whole or _is_odd(trace),
         runners=tuple(trace.runners),
         collectives=(*trace.collectives.values(), *_handles(outputs)),
         draws=tuple(trace.draws.values()),
@@ -127,7 +127,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         sequence=tuple(trace.sequence),
         scalars=tuple(trace.scalars),
     )
-    unread = {input_.path for input_ in handed_on} | {path for path, leaf in arguments if trace.is_unread(leaf)}
+    unread = {path for path, leaf in arguments if trace.is_unread(leaf)}.union(input_.path for input_ in handed_on)
     return DescribedRun(facts, implicit, outputs, effects, computed=found, unread=frozenset(unread))
 
 
@@ -178,8 +178,13 @@ def _reads_form(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> bool:
     """Whether nobody asked for strides, and what is left is new, or the caller's own: views of arguments have their
     strides."""
     trace = watched.watch.trace
-    odd = trace.reads_form or trace.work or trace.unkeyed or trace.syncs or trace.hooks or trace.lent
+    odd = trace.reads_form or trace.syncs or _is_odd(trace)
     return bool(odd) or any(leaf.kind not in ("fresh", "input", "python") for leaf in kept)
+
+
+def _is_odd(trace: RunTrace) -> bool:
+    """Whether the body asked for more than operators and reads of values give."""
+    return any((trace.work, trace.unkeyed, trace.hooks, trace.lent))
 
 
 def _escapes(watched: ObservedRun, kept: set[int]) -> list[Produced]:

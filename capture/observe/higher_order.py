@@ -37,7 +37,7 @@ class HigherOrderMode(TorchDispatchMode):
 
     def higher_order(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a higher-order operator, with its own operators seen where that is possible."""
-        kernel, self.trace.reads_form = _kernel(op, args, kwargs), True
+        kernel, self.trace.reads_form, self.trace.reads_whole = _kernel(op, args, kwargs), True, True
         if kernel is None:
             self.trace.work.append(HostWork(op=op.name(), kind="unsafe", where=source_location.user_location()))
             return op(*args, **kwargs)

@@ -165,6 +165,8 @@ class RunTrace:
     """No operator so far does more than its arguments tell."""
     reads_form: bool = False
     """The results of some operator so far may follow from the form of a tensor (``OperatorTraits.reads_form``)."""
+    reads_whole: bool = False
+    """So they may from where whole numbers lie: memory of such is seen as other numbers, or by a foreign operator."""
     objects: set[int] = field(factory=set)
     """``id`` of the tensor objects that operators got, while the caller or the snapshot keeps them alive."""
     undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)

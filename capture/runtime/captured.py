@@ -345,7 +345,9 @@ class Captured:
         """A run showed whether calls that differ in form alone are the same (``Family``)."""
         on_host = entry.backend is None or not entry.backend.has_own_memory or bool(facts.islands)
         family = entry.family
-        if family is not None and family.regroup(reads_form=facts.reads_form, reads_on_host=on_host):
+        if family is not None and family.regroup(
+            reads_form=facts.reads_form, reads_on_host=on_host, reads_whole=facts.reads_whole
+        ):
             self.clear_fast_paths()
 
     def clear_fast_paths(self) -> None:

@@ -371,6 +371,8 @@ class Family:
     """Positions of the leaves that have such strides."""
     on_host: frozenset[int] = frozenset()
     """Positions of those in host memory."""
+    whole: frozenset[int] = frozenset()
+    """Positions of those that hold whole numbers, whose sums are the same in any order."""
     has_subclasses: bool = False
     """Some leaves are of a class of the user's."""
     entries: dict[tuple[Any, ...], Entry] = field(factory=dict)
@@ -378,6 +380,8 @@ class Family:
     """What watched runs showed; None before the first."""
     reads_on_host: bool | None = None
     """Whether kernels read host memory, as watched runs showed. Else it is only copied, wherever it begins."""
+    reads_whole: bool | None = None
+    """Whether results may follow from where whole numbers begin, as watched runs showed."""
 
     @property
     def takes_any_form(self) -> bool:
@@ -392,20 +396,21 @@ class Family:
         """What of a form tells entries apart."""
         if self.takes_any_form:
             return ()
-        if not self._leaves_out_host:
+        left_out = self._left_out
+        if not left_out:
             return form
         begins = zip(self.placed, form, strict=False)
-        return (*[at for position, at in begins if position not in self.on_host], *form[len(self.placed) :])
+        return (*[at for position, at in begins if position not in left_out], *form[len(self.placed) :])
 
     def may_begin_anywhere(self, position: int) -> bool:
         """Whether the alignment of the leaf at this position counts for nothing."""
-        return (
-            self.takes_any_form or position not in self.placed or (self._leaves_out_host and position in self.on_host)
-        )
+        return self.takes_any_form or position not in self.placed or position in self._left_out
 
     @property
-    def _leaves_out_host(self) -> bool:
-        return bool(self.on_host) and self.reads_on_host is False
+    def _left_out(self) -> frozenset[int]:
+        """Positions of the leaves whose alignment tells no entries apart."""
+        on_host = self.on_host if self.reads_on_host is False else frozenset[int]()
+        return on_host | self.whole if self.reads_whole is False else on_host
 
     def find(self, pattern: tuple[Any, ...], leaves: Sequence[Any]) -> Entry | None:
         """The entry of a call."""
@@ -417,13 +422,14 @@ class Family:
         self.entries[pattern, self.counted(entry.form)] = entry
         return entry
 
-    def regroup(self, *, reads_form: bool, reads_on_host: bool) -> bool:
-        """Note whether the body reads the form, and that of host memory, as a watched run showed. True if calls come to
-        other entries from now on."""
-        before = self.takes_any_form, self._leaves_out_host
+    def regroup(self, *, reads_form: bool, reads_on_host: bool, reads_whole: bool) -> bool:
+        """Note whether the body reads the form, that of host memory, and that of whole numbers, as a watched run
+        showed. True if calls come to other entries from now on."""
+        before = self.takes_any_form, self._left_out
         self.reads_form = bool(self.reads_form) or reads_form
         self.reads_on_host = bool(self.reads_on_host) or reads_on_host
-        if before == (self.takes_any_form, self._leaves_out_host):
+        self.reads_whole = bool(self.reads_whole) or reads_whole
+        if before == (self.takes_any_form, self._left_out):
             return False
         entries_before, self.entries = self.entries, {}
         for (pattern, _), entry in entries_before.items():

@@ -46,7 +46,8 @@ def family_of(leaves: Sequence[Any]) -> Family:
     loose = [i for i in seen if tensor_meta.leading_ones(leaves[i].shape, leaves[i].stride())]
     odd = any(isinstance(leaf, torch.Tensor) and type(leaf) not in TENSOR_TYPES for leaf in leaves)
     placed, on_host = tuple(i for i in seen if leaves[i].numel() > 1), frozenset(i for i in seen if leaves[i].is_cpu)
-    return Family(spans, placed, tuple(loose), on_host, has_subclasses=odd)
+    whole = frozenset(i for i in seen if tensor_meta.is_whole(leaves[i].dtype))
+    return Family(spans, placed, tuple(loose), on_host, whole, has_subclasses=odd)
 
 
 def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...]:

@@ -72,6 +72,48 @@ def test_one_element_lies_anywhere(name: str, shape: tuple[int, ...]) -> None:
     assert recordings(mine).recordings == 1
 
 
+def _whole(n: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Whole numbers from somewhere in a text, as a loop cuts it."""
+    return (torch.arange(800, device=DEVICE) % 7).to(dtype)[n : n + 601]
+
+
+WHOLE: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "rows of a table": lambda table, at: table[at.long()].sum(0) @ table.T,
+    "counted": lambda table, at: (table * at.sum(), (at > 3).float().mean()),
+    "summed as fractions": lambda table, at: table.sum() * at.sum(dtype=torch.float32) / at.double().mean(),
+    "read on the host": lambda table, at: (table[at.long()].sum(), (at == 2).sum().item()),
+}
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers_may_lie_anywhere(name: str, dtype: torch.dtype) -> None:
+    """As a batch of tokens is cut from a text, or one of places from a permutation."""
+    body, table = WHOLE[name], x_of(0, 7, 9)
+    mine = capture(body, max_recordings=50)
+    for n in range(1, 25):
+        assert bits(mine(table, _whole(n, dtype))) == bits(body(table, _whole(n, dtype)))
+    assert recordings(mine).recordings == 1
+    assert recordings(mine).replays >= 21
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_whole_numbers_seen_as_others(dtype: torch.dtype) -> None:
+    """Sums of fractions are in another order where these lie otherwise."""
+    raw = x_of(0, 3000).view(dtype)
+    size = 4 // min(4, dtype.itemsize)
+
+    def body(x: Tensor) -> Tensor:
+        return x.view(torch.float32).sum()
+
+    mine = capture(body, max_recordings=50)
+    for n in range(1, 25):
+        x = raw[n * size : (n + 1400) * size]
+        assert bits(mine(x)) == bits(body(x))
+    assert recordings(mine).recordings > 1
+
+
 SEEN: dict[str, tuple[Callable[..., Any], list[Callable[[int], Tensor]]]] = {
     "view given back": (lambda x: (x * 2, x[:, 2:]), [_last]),
     "clone": (lambda x: x.clone(), [_last]),
