@@ -218,7 +218,11 @@ class Names:
         if name not in self._keys:
             if not self._of_codes:
                 self._of_codes += [(code, uses_of(code).names) for code in {*self.run.latest, *self.run.unseen}]
-            codes = [code for code, names in self._of_codes if name in names]
+            codes = [
+                code
+                for code, names in self._of_codes
+                if name in names or name in code.co_freevars or name in code.co_cellvars
+            ]
             takes_apart = any(not _TAKING_APART.isdisjoint(names) for _, names in self._of_codes)
             is_known = not (self.is_computed or self.compiled or takes_apart) and bool(codes)
             run = self.run

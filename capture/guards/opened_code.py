@@ -57,7 +57,7 @@ def open_function(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
         if id(cell) not in walk.seen:
             walk.seen.add(id(cell))
             walk.kept.append(cell)
-            _cell(walk, cell, f"{value.__qualname__}:{name}" if path else name)
+            _cell(walk, cell, f"{value.__qualname__}:{name}" if path else name, name)
 
 
 def _attributes_of_function(walk: ReadWalk, value: types.FunctionType) -> None:
@@ -83,7 +83,7 @@ def _enter_compiled(walk: ReadWalk, value: types.FunctionType, path: str) -> Non
             walk.found.obstacle = ("compiled code whose guards torch does not show", path or value.__qualname__)
 
 
-def _cell(walk: ReadWalk, cell: types.CellType, path: str) -> None:
+def _cell(walk: ReadWalk, cell: types.CellType, path: str, name: str) -> None:
     try:
         held = cell.cell_contents
     except ValueError:
@@ -92,7 +92,7 @@ def _cell(walk: ReadWalk, cell: types.CellType, path: str) -> None:
         return
     if issubclass(type(held), types.ModuleType):
         walk.packages.add(package_of(getattr(held, "__name__", None)))
-    walk.guard_place((id(cell), None), held, Source("closure", cell, None, path))
+    walk.guard_place((id(cell), None), held, Source("closure", cell, None, path), name)
 
 
 def open_class(walk: ReadWalk, kind: type, _: str) -> None:

@@ -12,7 +12,7 @@ import itertools
 import sys
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -167,14 +167,28 @@ class ReadWalk:
         there is more to open then."""
         while self._keyed and not self._queue:
             _, (table, path, keys) = self._keyed.popitem()
-            if id(table) not in self.seen:
+            if id(table) in self.seen:
+                continue
+            if all(type(key) is str for key in keys):
+                self._guard_keys(table, keys, path)
+            else:
                 self.guard_members(table, sorted(keys, key=repr), f"{path}.", always)
         return bool(self._queue)
+
+    def _guard_keys(self, table: dict[str, Any], keys: frozenset[str], path: str) -> None:
+        """Guard what a dict has by these keys. In the place of what the body changes, as of a list that it appends to,
+        another one of its kind may be."""
+        names, kept, kinds = self.columns(id(table), table, keys, path)
+        for name, value in zip(names, kept, strict=True):
+            self.note_object(value, f"{path}.{name}", table, name)
+        self.add(Guard("names", itself(table, path), (keys, names, kept, kinds)), lambda: table)
 
     def _is_keyed(self, value: Any, name: Any, path: str) -> bool:
         """Whether it is a dict of which the code with this name for it looks up known keys alone, and nothing is
         changed. Those members are guarded later."""
-        if type(value) is not dict or not value or id(value) in self.rebuilt or id(value) in self._changed_in:
+        if type(value) not in (dict, defaultdict) or not value:
+            return False
+        if id(value) in self.rebuilt or id(value) in self._changed_in:
             return False
         keys = self.names.keys_of(name)
         if keys is EARLY:
@@ -638,9 +652,10 @@ class ReadWalk:
             order = tuple(table) if before is None and len(keys) == len(table) else keys
             self.found.guards.append(Guard("sequence", source, (order, (None,) * len(keys))))
 
-    def guard_place(self, key: Key, held: Any, source: Source) -> None:
-        """Guard a place that has a guard of its own."""
-        value, kind = self.expect(key, held, source.path)
+    def guard_place(self, key: Key, held: Any, source: Source, name: str | None = None) -> None:
+        """Guard a place that has a guard of its own. ``name``: what code calls it."""
+        is_keyed = name is not None and key not in self.changed and self._is_keyed(held, name, source.path)
+        value, kind = (held, None) if is_keyed else self.expect(key, held, source.path)
         if key not in self.changed and source.kind in ("closure", "context"):
             self.note_object(held, source.path, source.holder, None)
         if kind is None:

@@ -1,7 +1,7 @@
-"""Which names code uses only to look members up by key, with keys that it was given: ``self.loggers[name]``.
+"""Which names code uses only to look members up by key: ``self.loggers[name]``, ``history["loss"]``.
 
-Of such a dict nothing else was read than what these keys lead to. The keys are arguments that the code never sets, so
-the frame tells them when it begins.
+Of such a dict nothing else was read than what these keys lead to. They are constants, or arguments that the code never
+sets, so that the frame tells them when it begins.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def keyed_names(code: types.CodeType) -> Mapping[str, Keys]:
     given = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - walk.versions.keys()
     uses = name_uses(code)
     known = dict[str, Keys]()
-    for name in {name for name, _ in walk.keyed}:
+    items = {item for item in uses.items_read | uses.items_updated | uses.set_anew if type(item) is tuple}
+    for name in {name for name, _ in (*walk.keyed, *items) if type(name) is str}:
         arguments = frozenset([key for keyed, key in walk.keyed if keyed == name])
         loads = [value for value in walk.loaded if value.kind in ("name", "attribute") and value.name == name]
         is_keyed = all(value.uses and set(value.uses) <= {"item", _KEYED} for value in loads)
         if is_keyed and arguments <= given and name not in uses.called:
-            items = [key for keyed, key in uses.items_read | uses.items_updated if keyed == name]
-            known[name] = Keys(arguments, frozenset(items))
+            known[name] = Keys(arguments, frozenset([key for keyed, key in items if keyed == name]))
     return known
 
 

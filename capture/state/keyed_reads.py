@@ -53,12 +53,13 @@ def keys_of(
     """The keys that this code looked up in the dict that it calls by this name. None where it does more with it.
     ``EARLY`` where frames have not told yet, as they were not in ``looked_at``: in the next run they will."""
     known = {code: keys for code in codes if (keys := keyed_names(code).get(name)) is not None}
-    _asked.update(known)
+    by_arguments = {code for code, keys in known.items() if keys.arguments}
+    _asked.update(by_arguments)
     if len(known) < len(codes):
         return None
-    if missing := known.keys() - seen.keys():
+    if missing := by_arguments - seen.keys():
         return None if missing <= set(looked_at) else EARLY
-    found = frozenset[Any]().union(*[seen[code] | keys.constants for code, keys in known.items()])
+    found = frozenset[Any]().union(*[seen.get(code, set()) | keys.constants for code, keys in known.items()])
     return found if _UNKNOWN not in found and len(found) <= _MOST_KEYS else None
 
 

@@ -6,6 +6,7 @@ import itertools
 import logging
 import pickle
 import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +42,31 @@ class Registry:
     def among(self, name: str) -> Any:
         return self.known[name] + len(self.known)
 
+    def first(self) -> Any:
+        return self.known["a"]
+
+    def first_or(self) -> Any:
+        return self.known.get("a", 0.25)
+
+    def first_or_missing(self) -> Any:
+        return self.known.get("z", 0.25)
+
+    def first_by_another_name(self) -> Any:
+        known = self.known
+        return known["a"] + len(known)
+
+    def first_and_one_given(self) -> Any:
+        self.known["b"] = 3.0
+        return self.known["a"]
+
+    def first_inside(self) -> Any:
+        known = self.known
+
+        def look() -> Any:
+            return known["a"] + sum(known[key] for key in ("a", "b") if key in known)
+
+        return look()
+
     def all_of(self) -> Any:
         return sum(each for each in self.known.values())
 
@@ -66,6 +92,14 @@ READS: dict[str, tuple[Callable[[Registry, Any], float], bool]] = {
     "all members elsewhere": (lambda registry, _: registry.find("a") + registry.all_of(), False),
     "the dict by another name": (lambda registry, program: registry.find("a") + len(program.alias), False),
     "a copy by C code": (lambda registry, _: registry.find("a") + len(pickle.dumps(registry)), False),
+    "a constant": (lambda registry, _: registry.first(), True),
+    "get of a constant": (lambda registry, _: registry.first_or(), True),
+    "get of a constant that is missing": (lambda registry, _: registry.first_or_missing(), True),
+    "a constant, by another name": (lambda registry, _: registry.first_by_another_name(), False),
+    "a constant, and another one is given": (lambda registry, _: registry.first_and_one_given(), False),
+    "a constant in a closure": (lambda registry, _: registry.first_inside(), False),
+    "a constant, all members elsewhere": (lambda registry, _: registry.first() + registry.all_of(), False),
+    "a constant, and a key": (lambda registry, _: registry.first() + registry.find("a"), True),
     "a key that is no text": (lambda registry, _: registry.find(("c",)), False),
 }
 
@@ -105,6 +139,7 @@ def test_each_change_shows(name: str, change: str) -> None:
         results.append([_outcome(function, x) for _ in range(5)])
         CHANGES[change](program)
         results[-1] += [_outcome(function, x) for _ in range(4)]
+        results[-1].append({repr(key): value for key, value in program.registry.known.items()})
     assert results[0] == results[1]
 
 
@@ -118,6 +153,64 @@ def test_other_members_do_not_count(name: str) -> None:
         assert torch.equal(function(x), program(x))
     # a run that only captures tells no keys: one more is watched before it
     assert recordings(function).replays >= (7 if EXECUTES else 6)
+
+
+class Logs:
+    """Two functions that keep what they read in one dict, each by a key of its own."""
+
+    def __init__(self, made: Callable[[], dict[str, list[float]]], wrap: Callable[[Any], Any]) -> None:
+        self.history = history = made()
+        self.weight = torch.ones(4, device=DEVICE)
+
+        def test(x: Tensor) -> None:
+            history["test"].append((x * self.weight).amax().item())
+
+        self.train, self.test = wrap(self.train), wrap(test)
+
+    def train(self, x: Tensor) -> Tensor:
+        self.weight.mul_(0.5).add_(x)
+        self.history["train"].append(self.weight.sum().item())
+        return self.weight * 2
+
+    def __call__(self, number: int, change: Callable[[dict[str, list[float]], int], object]) -> Any:
+        x = torch.full((4,), float(number), device=DEVICE)
+        result = self.train(x).tolist()
+        if number % 2:
+            self.test(x)
+        change(self.history, number)
+        return result, {key: [*members] for key, members in self.history.items()}, type(self.history).__name__
+
+
+MADE: dict[str, Callable[[], dict[str, list[float]]]] = {
+    "a dict": lambda: {"train": [], "test": []},
+    "one that makes members": lambda: defaultdict(list),
+}
+BETWEEN: dict[str, Callable[[dict[str, list[float]], int], object]] = {
+    "nothing": lambda history, number: None,
+    "another list": lambda history, number: history.update(train=[]) if number % 8 == 7 else None,
+    "an empty list": lambda history, number: history["train"].clear() if number % 8 == 7 else None,
+    "another member": lambda history, number: history.update({str(number): [1.0]}),
+    "one less": lambda history, number: history.pop("test", None) if number == 9 else history.setdefault("test", []),
+    "no list": lambda history, number: history.update(train=deque(history["train"])) if number == 12 else None,
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.skipif(not EXECUTES, reason="functions that read values run eagerly")
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("made", MADE)
+def test_functions_that_log_in_one_dict(made: str, between: str) -> None:
+    captured = list[Any]()
+
+    def wrap(function: Any) -> Any:
+        captured.append(capture(function))
+        return captured[-1]
+
+    mine, theirs = Logs(MADE[made], wrap), Logs(MADE[made], lambda function: function)
+    for number in range(30):
+        assert mine(number, BETWEEN[between]) == theirs(number, BETWEEN[between])
+    if between != "no list":
+        assert [recordings(one).replays >= least for one, least in zip(captured, (18, 6), strict=True)] == [True, True]
 
 
 def _note_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
