@@ -8,17 +8,16 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
-import importlib.util
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import define, field, frozen
 
 from capture.guards.answers import OF_TENSORS
-from capture.key.code_names import globals_in, operations
+from capture.key.code_names import globals_in, imported_in, operations, with_packages
 from capture.key.name_uses import ASKING, is_computed, name_uses
 from capture.key.packages import is_library, package_of
 from capture.state import keyed_reads
@@ -27,7 +26,6 @@ from capture.torch_private.dynamo import names_in_guards
 
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
-_IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _SETTING = {dis.opmap[name] for name in ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME")}
 _NAMING = set(dis.hasname)
 _FLAGS = {
@@ -125,21 +123,8 @@ def uses_of(code: types.CodeType) -> Uses:
     matches = _MATCH_CLASS in code.co_code[::2]
     return Uses(
         names=frozenset(mentioned | texts), scope=tuple(scope), stored=_stored(code), set=name_uses(code).set,
-        asks=asks, is_computed=is_computed(code), imported=_imported(code), matches=matches,
+        asks=asks, is_computed=is_computed(code), imported=imported_in(code), matches=matches,
     )  # fmt: skip
-
-
-def _imported(code: types.CodeType) -> tuple[tuple[str, int], ...]:
-    if _IMPORT_NAME not in code.co_code[::2]:
-        return ()
-    before, modules = list[dis.Instruction](), []
-    for instruction in dis.get_instructions(code):
-        if instruction.opcode == _IMPORT_NAME:
-            level = before[-2].argval if len(before) > 1 and type(before[-2].argval) is int else 0
-            modules.append((str(instruction.argval), level))
-        if instruction.opname not in ("EXTENDED_ARG", "CACHE"):
-            before = [*before[-1:], instruction]
-    return tuple(modules)
 
 
 def _looked_up(code: types.CodeType) -> set[str]:
@@ -248,16 +233,6 @@ class Names:
         return names
 
 
-def _with_parents(name: str, level: int, package: Any) -> Iterator[str]:
-    if level:
-        try:
-            name = importlib.util.resolve_name("." * level + name, package)
-        except (ImportError, TypeError, ValueError, AttributeError):  # it raised in the body, too
-            return
-    parts = name.split(".")
-    yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
-
-
 def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
     """What the code of some runs mentions, what objects such as ``operator.attrgetter`` look up for it, and what
     compiled code has in its guards."""
@@ -294,7 +269,7 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
                 if uses.asks:
                     names.asked.update(uses.names)
                 for name, level in uses.imported:
-                    names.imported.update(_with_parents(name, level, scope.get("__package__")))
+                    names.imported.update(with_packages(name, level, scope.get("__package__")))
     names.set_only.difference_update(*names.by_package.values())
     names.by_package[""] |= names.set_only
     users = names.by_package[""]

@@ -25,7 +25,7 @@ from capture.guards.guard import Guard, Referent, itself
 from capture.guards.names_used import SPECIAL, Names
 from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced, ValuePlace
 from capture.key.attributes import MISSING, Slot, dict_of, in_slot, slots_of, weak_or_none
-from capture.key.code_names import SMALL
+from capture.key.code_names import BY_NAME_OF_MODULE, SMALL
 from capture.key.input_places import InputPlace, may_be_input
 from capture.key.numpy_arrays import windows_in
 from capture.key.packages import is_library, package_of, users_modules
@@ -50,8 +50,6 @@ _NOT_OPENED = (
 )  # fmt: skip
 _WITH_GUARDS = (torch.Tensor, torch.Generator)
 SEQUENCES: tuple[Any, ...] = (list, set, deque)
-_BY_NAME_OF_MODULE = frozenset({"import_module", "__import__", "modules", "find_spec"})
-"""Code that names one of these may look up modules by names that are worked out."""
 _NO_TABLES: Mapping[str, Any] = {}
 _SMALL = 64  # so many members of a library's container are looked at
 HANDLE = "__capture__"  # in the ``__dict__`` of a function that is captured
@@ -206,7 +204,7 @@ class ReadWalk:
         imports it late to save time."""
         imported = self.names.imported
         mentioned = self.names.of_packages(())
-        if not mentioned.isdisjoint(_BY_NAME_OF_MODULE):
+        if not mentioned.isdisjoint(BY_NAME_OF_MODULE):
             imported = imported | users_modules() | mentioned.intersection(sys.modules)
             self.found.looks_up_modules = True
         if not imported:

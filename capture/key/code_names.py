@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import importlib.util
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -29,10 +30,11 @@ from capture.key.signature import Leaves, Unkeyable, identity_token, key_of
 RootKind = Literal["parameter", "global", "closure"]
 _OPENED = (torch.Tensor, list, tuple, dict)  # the key opens these itself
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+_IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 SMALL = 64  # a list or dict of at most so many members is compared by value on every call
-
-
+BY_NAME_OF_MODULE = frozenset({"import_module", "__import__", "modules", "find_spec"})
+"""Code that names one of these may look up modules by names that are worked out."""
 _COMPARED = (int, str, bytes, torch.device)
 _DEEPEST = 32  # how deep tuples in tuples are compared member by member
 
@@ -138,6 +140,32 @@ def mentioned_in(code: types.CodeType) -> tuple[str, ...]:
         if isinstance(constant, types.CodeType):
             found.update(dict.fromkeys(mentioned_in(constant)))
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def imported_in(code: types.CodeType) -> tuple[tuple[str, int], ...]:
+    """Modules that the code imports itself, with how many packages up their names begin."""
+    if _IMPORT_NAME not in code.co_code[::2]:
+        return ()
+    before, modules = list[dis.Instruction](), []
+    for instruction in dis.get_instructions(code):
+        if instruction.opcode == _IMPORT_NAME:
+            level = before[-2].argval if len(before) > 1 and type(before[-2].argval) is int else 0
+            modules.append((str(instruction.argval), level))
+        if instruction.opname not in ("EXTENDED_ARG", "CACHE"):
+            before = [*before[-1:], instruction]
+    return tuple(modules)
+
+
+def with_packages(name: str, level: int, package: Any) -> Iterator[str]:
+    """The full name of a module that code imports, after those of the packages it is in."""
+    if level:
+        try:
+            name = importlib.util.resolve_name("." * level + name, package)
+        except (ImportError, TypeError, ValueError, AttributeError):  # it raised in the body, too
+            return
+    parts = name.split(".")
+    yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 def _root(instruction: dis.Instruction, parameters: frozenset[str]) -> tuple[RootKind, str] | None:

@@ -11,11 +11,12 @@ import contextvars
 import functools
 import queue
 import random
+import sys
 import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -23,7 +24,15 @@ from attrs import define, field, frozen
 
 from capture.key import numpy_arrays, pytree
 from capture.key.attributes import MISSING, keys_of, names_of, slots_of
-from capture.key.code_names import globals_in, globals_stored, mentioned_in
+from capture.key.code_names import (
+    BY_NAME_OF_MODULE,
+    globals_in,
+    globals_stored,
+    imported_in,
+    mentioned_in,
+    with_packages,
+)
+from capture.key.name_uses import name_uses
 from capture.key.objects import SHARDING, closed_package, has_state
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_kind import is_leaf, refuses
@@ -39,8 +48,9 @@ _MEMBERS_LIMIT = 10_000  # of one container
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NO_HOOKS: tuple[tuple[Any, ...], ...] = ((), (), (), ())
 _TENSORS = frozenset(TENSOR_TYPES)
-_HELD_BY_METHODS = (list, dict, set, deque)
+_METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _PLAIN_CONTAINERS = frozenset({list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict})
+_SETTING = frozenset({"setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars"})
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
 _OPENED = (
     queue.Queue, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
@@ -177,8 +187,24 @@ def global_sources(code: types.CodeType, scope: dict[str, Any], parent: Source |
             sources += _module_globals(code, value, name, parent)
         elif value is not MISSING:
             sources.append(Source("global", scope, name, name, parent))
+    for name, module in _imported(code, scope):
+        sources += _module_globals(code, module, name, parent)
     stored = [name for name in globals_stored(code) if name not in read]
     return sources + [Source("global", scope, name, name, parent) for name in stored]
+
+
+def _imported(code: types.CodeType, scope: dict[str, Any]) -> Iterator[tuple[str, types.ModuleType]]:
+    """Modules that code imports itself, with the packages they are in, as far as they are there yet; also those that
+    it looks up by a name in it."""
+    names: dict[str, None] = {}
+    for part in (code, *[constant for constant in code.co_consts if isinstance(constant, types.CodeType)]):
+        for name, level in imported_in(part):
+            names |= dict.fromkeys(with_packages(name, level, scope.get("__package__")))
+        if not BY_NAME_OF_MODULE.isdisjoint(part.co_names):
+            names |= dict.fromkeys(constant for constant in part.co_consts if isinstance(constant, str))
+    for name in names:
+        if type(module := sys.modules.get(name)) is types.ModuleType and is_of_users(name):
+            yield name, module
 
 
 def _module_globals(code: types.CodeType, module: types.ModuleType, name: str, parent: Source | None) -> list[Source]:
@@ -189,9 +215,34 @@ def _module_globals(code: types.CodeType, module: types.ModuleType, name: str, p
     return [
         Source("attribute", module, attribute, f"{name}.{attribute}", parent)
         for attribute in mentioned_in(code)
-        if attribute in namespace
-        and (holds_state(namespace[attribute]) or type(namespace[attribute]) is types.FunctionType)
+        if attribute in namespace and _leads_to_state(namespace[attribute])
     ]
+
+
+def _leads_to_state(value: Any) -> bool:
+    is_users_class = isinstance(value, type) and is_of_users(value.__module__)
+    return holds_state(value) or type(value) is types.FunctionType or is_users_class
+
+
+def sets_in(code: types.CodeType, kind: Any) -> bool:
+    """Whether the code may have set attributes of a user's class."""
+    if not isinstance(kind, type) or not is_of_users(kind.__module__):
+        return False
+    return not name_uses(code).set.isdisjoint(kind.__dict__) or not _SETTING.isdisjoint(code.co_names)
+
+
+def modules_set(code: types.CodeType, scope: dict[str, Any]) -> Iterator[types.ModuleType]:
+    """Users' modules in which code that ran may have set names: that which it belongs to, and those that it names."""
+    names, stored = name_uses(code).set, globals_stored(code)
+    sets_any = not _SETTING.isdisjoint(code.co_names)
+    own = sys.modules.get(str(scope.get("__name__"))) if stored else None
+    if own is not None and own.__dict__ is scope:
+        yield own
+    if names or sets_any:
+        named = [value for name in globals_in(code) if type(value := scope.get(name)) is types.ModuleType]
+        for module in (*named, *[module for _, module in _imported(code, scope)]):
+            if is_of_users(module.__name__) and (sets_any or not names.isdisjoint(module.__dict__)):
+                yield module
 
 
 def snapshot(starts: list[Source], inputs: Set[tuple[int, Any]] = frozenset()) -> Snapshot:
@@ -228,7 +279,7 @@ def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[F
     for entry in todo:  # which grows
         source, value = entry
         path, kind = source.path, type(value)
-        if path in sources and source.kind != "root":
+        if path in sources and source.kind not in ("root", "scope"):
             named_apart = _named_apart(sources, source, value)
             if named_apart is None:
                 continue
@@ -238,6 +289,9 @@ def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[F
             continue
         if len(sources) >= _SOURCES_LIMIT:
             break
+        if source.kind == "scope":
+            _namespace(state, "global", value.__dict__, value.__dict__, f"{path}.", None)
+            continue
         if aside is not None:
             is_shard = shards.get(kind)
             if is_shard is None:
@@ -302,8 +356,11 @@ def _members(state: Snapshot, source: Source, value: Any) -> list[Found]:
         return [(Source("attribute", value, name[1:], f"{source.path}{name}", source), member) for name, member in held]
     if type(value) in weakref.ProxyTypes:
         return _root(source, native.referent(value))
-    if type(value) is types.BuiltinFunctionType and isinstance(value.__self__, _HELD_BY_METHODS):
+    if type(value) in _METHODS_OF_C:  # ``log.append``, ``table.__setitem__``, ``variable.set``
         return _root(source, value.__self__)
+    if type(value) is types.CellType:
+        content = Source("closure", value, None, f"{source.path}.cell_contents", source)
+        return [(content, content.get())]
     if isinstance(value, (torch.Tensor, *CLOSED)):
         if (content := content_of(value)) is not None:
             state.states.append((source, value, content))
@@ -351,6 +408,8 @@ def _of_function(state: Snapshot, source: Source, function: types.FunctionType) 
         module = scope.get(name)
         if type(module) is types.ModuleType and is_of_users(module.__name__):
             _namespace(state, "global", module.__dict__, module.__dict__, f"{name}.", None)
+    for name, module in _imported(function.__code__, scope):
+        _namespace(state, "global", module.__dict__, module.__dict__, f"{name}.", None)
     members = _namespace(state, "attribute", function, function.__dict__, f"{source.path}.", source)
     places = [Source("attribute", function, name, f"{source.path}.{name}", source) for name in _DEFAULTS]
     return members + [(place, value) for place in places if (value := place.get())]

@@ -27,10 +27,11 @@ from capture.native import native, seen
 
 SourceKind = Literal[
     "argument", "attribute", "parameter", "buffer", "module", "item", "closure", "global", "root", "weak", "call",
-    "slot", "context",
+    "slot", "context", "scope",
 ]  # fmt: skip
 """``weak``: in the ``__dict__`` of what a weak reference refers to. ``call``: what a function gives. ``slot``: by a
-descriptor of the class, of an object or of what a weak reference refers to. ``context``: of a context variable."""
+descriptor of the class, of an object or of what a weak reference refers to. ``context``: of a context variable.
+``scope``: a module of which only the names are looked at."""
 _TABLES = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}
 MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"}
 
@@ -52,7 +53,7 @@ class Source:
     def get(self) -> Any:
         """The value kept now, or ``MISSING``."""
         try:
-            if self.kind == "root":
+            if self.kind in ("root", "scope"):
                 return self.holder
             if self.kind == "closure":
                 return self.holder.cell_contents

@@ -22,7 +22,7 @@ from capture.key.code_names import MISSING, globals_in
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.code_run import CodeRun
 from capture.state.namespaces import Namespace, holds_state, is_of_users, scope_of
-from capture.state.snapshot import Snapshot, global_sources, may_change, place_key
+from capture.state.snapshot import Snapshot, global_sources, may_change, modules_set, place_key, sets_in
 from capture.state.source import Source
 from capture.torch_private.dynamo import installed_by_compiler
 
@@ -44,9 +44,11 @@ class Unreached:
         """What frames told of in the last run, and a name for each."""
         self._globals: dict[tuple[int, Any], Source] = {}
         """Globals that methods name."""
+        self._scopes: dict[int, Source] = {}
+        """Modules in which methods set names."""
 
     def __bool__(self) -> bool:
-        return bool(self._found or self._may_be or self._globals)
+        return bool(self._found or self._may_be or self._globals or self._scopes)
 
     def starts(self) -> list[tuple[Any, str]]:
         """What is still there, with a path for each."""
@@ -56,7 +58,8 @@ class Unreached:
         """The roots of a walk over these functions' state. Arguments are not among them: each call has new ones."""
         there = [(get, name) for get, name in self._found if get() is not None]
         found = [Source("call", get, None, f"{name}#{at}") for at, (get, name) in enumerate(there)]
-        return found + [source for source in self._globals.values() if source.get() is not MISSING]
+        globals_named = [source for source in self._globals.values() if source.get() is not MISSING]
+        return [*found, *globals_named, *self._scopes.values()]
 
     def watch(self) -> tuple[Collection[types.CodeType], Callable[[types.FrameType], None]]:
         """Code whose frames are looked at in the next run, and what looks at them."""
@@ -116,12 +119,22 @@ class Unreached:
             for scope in scopes:
                 for source in global_sources(code, scope, None):
                     key, value = place_key(source), source.get()
-                    if key in self._globals or id(value) in reached or not may_change(value):
+                    if key in self._globals or id(value) in reached or not (may_change(value) or sets_in(code, value)):
                         continue
                     if source.kind != "global" or not installed_by_compiler(scope, source.name):
                         path = f"{scope.get('__name__')}.{source.path}"
                         new[key] = Source(source.kind, source.holder, source.name, path)
         self._globals |= new
+        return bool(new) | self._note_scopes(state, ran)
+
+    def _note_scopes(self, state: Snapshot, ran: Mapping[types.CodeType, Iterable[dict[str, Any]]]) -> bool:
+        """Note modules in which code of a class sets names, and whose names ``state`` does not have."""
+        new = {
+            id(module): Source("scope", module, None, module.__name__)
+            for code, scopes in ran.items() for scope in scopes for module in modules_set(code, scope)
+            if id(module.__dict__) not in state.namespaces and id(module) not in self._scopes
+        }  # fmt: skip
+        self._scopes |= new
         return bool(new)
 
     def _held_by_others(self, codes: set[types.CodeType]) -> tuple[list[Any], bool]:
