@@ -574,7 +574,8 @@ class ReadWalk:
             if not is_changed and (kind in PLAIN_TYPES or (id(value) in seen and not issubclass(kind, _WITH_GUARDS))):
                 kinds.append(None)  # shortcut for the common case of the lines below
                 continue
-            if not is_changed and self._is_keyed(value, name, f"{path}.{name}" if path else name):
+            is_own = is_changed and (keeper, name) in self.changed
+            if not is_own and self._is_keyed(value, name, f"{path}.{name}" if path else name):
                 kinds.append(None)
                 continue
             values[at], kept = self.expect((keeper, name), value, f"{path}.{name}" if path else name)
