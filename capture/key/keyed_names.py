@@ -38,9 +38,13 @@ def keyed_names(code: types.CodeType) -> Mapping[str, Keys]:
     uses = name_uses(code)
     known = dict[str, Keys]()
     items = {item for item in uses.items_read | uses.items_updated | uses.set_anew if type(item) is tuple}
+    # whatever is done with it then, such as a look into what is there: ``history["loss"][0]``
+    for each in walk.loaded:
+        if each.kind == "item" and each.base is not None and each.base.kind in _NAMED:
+            items.add((each.base.name, each.name))
     for name in {name for name, _ in (*walk.keyed, *items) if type(name) is str}:
         arguments = frozenset([key for keyed, key in walk.keyed if keyed == name])
-        loads = [value for value in walk.loaded if value.kind in ("name", "attribute") and value.name == name]
+        loads = [value for value in walk.loaded if value.kind in _NAMED and value.name == name]
         is_keyed = all(value.uses and set(value.uses) <= {"item", _KEYED} for value in loads)
         if is_keyed and arguments <= given and name not in uses.called:
             known[name] = Keys(arguments, frozenset([key for keyed, key in items if keyed == name]))
@@ -48,6 +52,7 @@ def keyed_names(code: types.CodeType) -> Mapping[str, Keys]:
 
 
 _KEYED = "keyed"
+_NAMED = ("name", "attribute")
 
 
 @define(eq=False)
@@ -59,7 +64,7 @@ class _KeyWalk(UsesWalk):
 
     def _is_keyed(self, container: Value, key: Value) -> bool:
         """Note a look-up by a local variable."""
-        if key.kind != "local" or container.kind not in ("name", "attribute"):
+        if key.kind != "local" or container.kind not in _NAMED:
             return False
         container.uses.append(_KEYED)
         self.keyed.add((container.name, key.name[0]))

@@ -169,7 +169,8 @@ class Logs:
         def test(x: Tensor) -> None:
             history["test"].append((x * self.weight).amax().item())
 
-        self.train, self.test = wrap(self.train), wrap(test)
+        train, self.test = wrap(self.train), wrap(test)
+        self.train = train  # type: ignore[method-assign]
 
     def train(self, x: Tensor) -> Tensor:
         self.weight.mul_(0.5).add_(x)
@@ -179,7 +180,7 @@ class Logs:
             self.best = min(self.best, loss)
         return self.weight * 2
 
-    def __call__(self, number: int, change: Callable[[dict[str, list[float]], int], object]) -> Any:
+    def __call__(self, number: int, change: Callable[[dict[str, Any], int], object]) -> Any:
         x = torch.full((4,), float(number), device=DEVICE)
         result = self.train(x).tolist()
         if number % 2:
@@ -192,7 +193,7 @@ MADE: dict[str, Callable[[], dict[str, list[float]]]] = {
     "a dict": lambda: {"train": [], "test": []},
     "one that makes members": lambda: defaultdict(list),
 }
-BETWEEN: dict[str, Callable[[dict[str, list[float]], int], object]] = {
+BETWEEN: dict[str, Callable[[dict[str, Any], int], object]] = {
     "nothing": lambda history, number: None,
     "another list": lambda history, number: history.update(train=[]) if number % 8 == 7 else None,
     "an empty list": lambda history, number: history["train"].clear() if number % 8 == 7 else None,
@@ -221,6 +222,39 @@ def test_functions_that_log_in_one_dict(made: str, between: str, *, keeps_best: 
     if between != "no list":
         least = (10 if keeps_best else 18), 6
         assert [recordings(one).replays >= count for one, count in zip(captured, least, strict=True)] == [True, True]
+
+
+def _bodies(kept: dict[str, Any]) -> list[Callable[[Tensor], Any]]:
+    def after_an_append(x: Tensor) -> Any:
+        kept["seen"].append(1)
+        return x * kept["log"][0]
+
+    def deeper_after_an_append(x: Tensor) -> Any:
+        kept["seen"].append(1)
+        return x * (kept["deep"]["log"][0] + kept["log"][0])
+
+    return [
+        after_an_append, deeper_after_an_append, lambda x: x * kept["other"] * kept["log"][0],
+        lambda x: x * kept.get("other", 0.0) * kept.get("log", {})[0],
+        lambda x: x * kept["other"] * kept.get("deep", {}).get("log", {})[0],
+        lambda x: x * kept["other"] * sum(one for one in kept["log"]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_is_looked_at_below_a_constant_key(number: int, in_place: bool) -> None:
+    kept: dict[str, Any] = {"other": 2.0, "log": [3.0], "seen": [], "deep": {"log": [5.0]}}
+    body, x = _bodies(kept)[number], torch.ones(2, device=DEVICE)
+    function = capture(body)
+    for call in range(14):
+        if call in (4, 8) and in_place:
+            kept["log"][0], kept["deep"]["log"][0] = float(call), call * 2.0
+        elif call in (4, 8):
+            kept["log"], kept["deep"] = [float(call)], {"log": [call * 2.0]}
+        assert torch.equal(function(x), body(x))
+    assert len(kept["seen"]) == (28 if number < 2 else 0)
+    assert recordings(function).replays >= 6
 
 
 def _note_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
