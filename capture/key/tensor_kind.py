@@ -68,7 +68,8 @@ class TensorKind:
     def given_to(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of this kind on the memory of a new plain one, with that one's versions."""
         if self.freed is not None:
-            return with_freed_graph(tensor, self.freed)
+            # A replay builds it as a view where another one is first on its memory; no graph goes on from that.
+            return with_freed_graph(tensor.detach() if tensor._is_view() else tensor, self.freed)
         if type(tensor) is not self.kind:
             tensor = torch.nn.Parameter(tensor, self.requires_grad)  # the only other class of plain tensors
         elif tensor.requires_grad != self.requires_grad:

@@ -55,18 +55,24 @@ class KeptLeaf:
 
 def kinds_of(leaves: Sequence[KeptLeaf]) -> dict[int, TensorKind]:
     """What all tensors that a body made and left are beside their memory, by position: see ``TensorKind``. Graphs are
-    kinds where each of them was freed; else forward and backward are recorded apart, or the call is eager."""
+    kinds where each of them was freed and has only detached aliases (``log.append(loss.detach())``); else forward and
+    backward are recorded apart, or the call is eager."""
     made = {at: leaf.value for at, leaf in enumerate(leaves) if leaf.kind in MADE}
     kinds = {at: TensorKind.of(tensor) for at, tensor in made.items()}
     attached = {at: tensor for at, tensor in made.items() if not is_leaf(tensor)}
     if attached:
-        holders = Counter(
-            id(tensor.untyped_storage()) for tensor in {id(tensor): tensor for tensor in made.values()}.values()
+        graphs = Counter(
+            id(tensor.untyped_storage()) for tensor in {id(one): one for one in attached.values()}.values()
         )
+        others = {at: tensor for at, tensor in made.items() if at not in attached}
+        bound = {
+            id(tensor.untyped_storage()) for at, tensor in others.items()
+            if kinds[at] is not None or leaves[at].is_array or tensor._is_view()
+        }  # fmt: skip
         freed = {
             at: TensorKind.of_freed_graph(tensor)
             for at, tensor in attached.items()
-            if leaves[at].kind == "fresh" and holders[id(tensor.untyped_storage())] == 1
+            if leaves[at].kind == "fresh" and graphs[key := id(tensor.untyped_storage())] == 1 and key not in bound
         }
         kinds |= freed if len(freed) == len(attached) and all(freed.values()) else {}
     return {at: kind for at, kind in kinds.items() if kind is not None}

@@ -99,9 +99,10 @@ def _former(changes: Sequence[Change]) -> dict[int, Any]:
 def _kinds(
     groups: Sequence[OutputGroup], leaves: Sequence[KeptLeaf], attached: Sequence[torch.Tensor]
 ) -> tuple[tuple[int, Kind], ...]:
-    """By position, what leaves are beside their memory. Of groups of which some become part of the caller's graph, the
-    other ones, such as ``y.detach()`` beside ``y``, are to get none: a replay builds them as views of each other."""
+    """By position, what leaves are beside their memory. Of groups of which some have a graph, the other ones,
+    such as ``y.detach()`` beside ``y``, are to get none: a replay builds them as views of each other."""
     joined, kinds = {id(tensor) for tensor in attached}, kinds_of(leaves)
+    joined |= {id(leaves[at].value) for at, kind in kinds.items() if kind.freed is not None}
     kinds_by_position: list[tuple[int, Kind]] = [*kinds.items()]
     for group in groups:
         others = [at for at in group.positions if id(leaves[at].value) not in joined]

@@ -67,6 +67,17 @@ def kept(t: Trainer, x: Tensor) -> Any:
     return t.last
 
 
+def logged(t: Trainer, x: Tensor) -> Any:
+    loss = t.update(t.loss(x))
+    t.last = loss.detach()
+    return loss
+
+
+def beside_its_alias(t: Trainer, x: Tensor) -> Any:
+    loss = t.update(t.loss(x))
+    return {"log": loss.detach(), "loss": loss, "again": loss.data}
+
+
 def micro_batch(t: Trainer, x: Tensor) -> Any:
     loss = t.loss(x)
     (loss / 2).backward()
@@ -85,6 +96,8 @@ REPLAYED: dict[str, Body] = {
     "loss": lambda t, x: t.update(t.loss(x)),
     "with its output": with_output,
     "kept": kept,
+    "logged": logged,
+    "beside its alias": beside_its_alias,
     "micro batch": micro_batch,
     "sum of two": lambda t, x: t.update(t.loss(x)) + t.update(t.loss(x * 2)),
     "function of users": lambda t, x: t.update(squared(t.net(x)).sum()),
@@ -96,6 +109,7 @@ if DEVICE.type == "cpu":  # on a GPU eager's own order of sums differs between r
 NOT_FREED: dict[str, Body] = {
     "retained": lambda t, x: t.update(t.loss(x), retain_graph=True),
     "nothing saved": lambda t, x: t.update(next(t.net.parameters()).sum()),
+    "a view of its alias": lambda t, x: [loss := t.update(t.loss(x)), loss.detach().view(1)],
     "a view": lambda t, x: t.update(t.loss(x)).view(1),
     "checkpoint and its forward pass": lambda t, x: (t.update(t.loss(x)), checkpoint(t.net, x, use_reentrant=False)),
 }
@@ -149,4 +163,20 @@ def test_losses_are_added_up_and_written() -> None:
         return repr(total), repr(torch.stack(losses).mean()), [bits(kept.detach()) for kept in losses]
 
     assert epoch(step) == epoch(lambda x: REPLAYED["loss"](theirs, x))
+    assert recordings(step).replays in SEVERAL
+
+
+def test_a_loss_and_its_alias_are_written() -> None:
+    x, mine, theirs = torch.randn(5, 3, device=DEVICE), Trainer(), Trainer()
+    step, seen = capture(lambda x: logged(mine, x)), list[Any]()
+    for trainer, run in ((mine, step), (theirs, lambda x: logged(theirs, x))):
+        for _ in range(8):
+            loss = run(x)
+            before = loss._version, trainer.last._version
+            with torch.no_grad():
+                loss.mul_(2)
+            trainer.last.add_(1)
+            versions = loss._version - before[0], trainer.last._version - before[1]
+            seen.append((bits(loss.detach()), bits(trainer.last), versions, loss.is_leaf, trainer.last.requires_grad))
+    assert seen[:8] == seen[8:]
     assert recordings(step).replays in SEVERAL
