@@ -189,6 +189,7 @@ def global_sources(code: types.CodeType, scope: dict[str, Any], parent: Source |
             sources.append(Source("global", scope, name, name, parent))
     for name, module in _imported(code, scope):
         sources += _module_globals(code, module, name, parent)
+    sources += set_in_libraries(code, scope, parent)
     stored = [name for name in globals_stored(code) if name not in read]
     return sources + [Source("global", scope, name, name, parent) for name in stored]
 
@@ -222,6 +223,34 @@ def _module_globals(code: types.CodeType, module: types.ModuleType, name: str, p
 def _leads_to_state(value: Any) -> bool:
     is_users_class = isinstance(value, type) and is_of_users(value.__module__)
     return holds_state(value) or type(value) is types.FunctionType or is_users_class
+
+
+def set_in_libraries(code: types.CodeType, scope: dict[str, Any], parent: Source | None) -> list[Source]:
+    """Names that code may have set in modules and classes of libraries which it names: of these nothing else is looked
+    at. One that is not there yet is found in the next run."""
+    names = name_uses(code).set
+    if not names:
+        return []
+    holders = {name: scope[name] for name in globals_in(code) if name in scope}
+    modules = [full for full, level in imported_in(code) if not level and full in sys.modules]
+    todo = [*(holders | {full: sys.modules[full] for full in modules}).items()]
+    sources, met = list[Source](), set[int]()
+    for path, holder in todo:  # which grows: ``nn.functional.calls += 1``
+        is_module = type(holder) is types.ModuleType
+        if id(holder) in met or not (is_module or isinstance(holder, type)):
+            continue
+        met.add(id(holder))
+        own = holder.__dict__
+        if is_module:
+            todo += [(f"{path}.{name}", own[name]) for name in mentioned_in(code) if name in own]
+        if is_of_users(holder.__name__ if is_module else holder.__module__):
+            continue
+        sources += [
+            Source("item", own, name, f"{path}.{name}", parent) if is_module
+            else Source("attribute", holder, name, f"{path}.{name}", parent)
+            for name in sorted(names & own.keys()) if type(own[name]) is not types.ModuleType
+        ]  # fmt: skip
+    return sources
 
 
 def sets_in(code: types.CodeType, kind: Any) -> bool:

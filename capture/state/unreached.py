@@ -22,7 +22,15 @@ from capture.key.code_names import MISSING, globals_in
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.code_run import CodeRun
 from capture.state.namespaces import Namespace, holds_state, is_of_users, scope_of
-from capture.state.snapshot import Snapshot, global_sources, may_change, modules_set, place_key, sets_in
+from capture.state.snapshot import (
+    Snapshot,
+    global_sources,
+    may_change,
+    modules_set,
+    place_key,
+    set_in_libraries,
+    sets_in,
+)
 from capture.state.source import Source
 from capture.torch_private.dynamo import installed_by_compiler
 
@@ -125,7 +133,19 @@ class Unreached:
                         path = f"{scope.get('__name__')}.{source.path}"
                         new[key] = Source(source.kind, source.holder, source.name, path)
         self._globals |= new
-        return bool(new) | self._note_scopes(state, ran)
+        return bool(new) | self._note_libraries(state, ran) | self._note_scopes(state, ran)
+
+    def _note_libraries(self, state: Snapshot, ran: Mapping[types.CodeType, Iterable[dict[str, Any]]]) -> bool:
+        """Note names that code of a class sets in modules and classes of libraries."""
+        found = {
+            place_key(source): source
+            for code, scopes in ran.items() for scope in scopes for source in set_in_libraries(code, scope, None)
+        }  # fmt: skip
+        if found:
+            known = {place_key(source) for source, _ in state.sources.values()}
+            found = {key: source for key, source in found.items() if key not in known and key not in self._globals}
+        self._globals |= found
+        return bool(found)
 
     def _note_scopes(self, state: Snapshot, ran: Mapping[types.CodeType, Iterable[dict[str, Any]]]) -> bool:
         """Note modules in which code of a class sets names, and whose names ``state`` does not have."""

@@ -1,4 +1,5 @@
-"""Effects in modules that code imports itself or names, in classes that methods name, and behind methods of C.
+"""Effects in modules that code imports itself or names, in classes that methods name, in those of libraries, and behind
+methods of C.
 
 Each body runs eagerly and captured; what it leaves, and how often it replays, is compared.
 """
@@ -13,10 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional
 from torch import Tensor
 
 from capture import capture, recordings
 
+functional: Any = torch.nn.functional
+nn: Any = torch.nn
 Put = Callable[[Any], Any]
 CALLS = 8
 IN_MODULE = """
@@ -33,7 +37,9 @@ def state() -> Iterator[Any]:
     made: Any = types.ModuleType("kept_elsewhere")
     exec(IN_MODULE, made.__dict__)  # noqa: S102
     sys.modules[made.__name__] = made
+    functional.kept_elsewhere, nn.Identity.kept_elsewhere = None, 0
     yield made
+    del functional.kept_elsewhere, nn.Identity.kept_elsewhere
     del sys.modules[made.__name__]
 
 
@@ -79,7 +85,16 @@ def _counts_in_own_module(y: Tensor) -> None:
     Count.n += 1
 
 
+def _sets_in_a_library(y: Tensor) -> None:
+    nn.functional.kept_elsewhere = y
+
+
+def _counts_in_class_of_library(y: Tensor) -> None:
+    nn.Identity.kept_elsewhere += 1
+
+
 PUTS = [
+    _sets_in_a_library, _counts_in_class_of_library,
     _imports_and_sets, _imports_and_counts, _imports_a_name, _runs_its_function, _counts_in_its_class, _looks_it_up,
     _counts_in_own_module,
 ]  # fmt: skip
@@ -107,7 +122,8 @@ def _by_method(put: Put) -> Callable[[Tensor], Tensor]:
 
 
 def _left(state: Any) -> list[Any]:
-    return [None if state.v is None else state.v.tolist(), state.n, state.Kept.n, Count.n]
+    tensors = [None if one is None else one.tolist() for one in (state.v, functional.kept_elsewhere)]
+    return [*tensors, state.n, state.Kept.n, Count.n, nn.Identity.kept_elsewhere]
 
 
 def _run(body: Callable[[Tensor], Tensor], look: Callable[[], Any]) -> list[Any]:
@@ -125,7 +141,8 @@ def test_what_is_left_in_a_module(put: Put, by: Callable[[Put], Callable[[Tensor
     Count.n = 0
     eager = _run(by(put), lambda: _left(state))
     state.__dict__.update(first)
-    state.Kept.n = Count.n = 0
+    state.Kept.n = Count.n = nn.Identity.kept_elsewhere = 0
+    functional.kept_elsewhere = None
     captured = capture(by(put))
     assert _run(captured, lambda: _left(state)) == eager
     assert recordings(captured).replays >= CALLS - 4
