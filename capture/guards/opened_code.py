@@ -21,7 +21,7 @@ from capture.guards.read_walk import (
     opens_of_library,
 )
 from capture.key.attributes import MISSING, dict_of
-from capture.key.packages import is_library, package_of
+from capture.key.packages import is_library, module_of, package_of
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.source import Source
 from capture.torch_private.dynamo import COMPILERS
@@ -97,7 +97,7 @@ def _cell(walk: ReadWalk, cell: types.CellType, path: str, name: str) -> None:
 
 def open_class(walk: ReadWalk, kind: type, _: str) -> None:
     """Go into a class: what code can have read of it, directly or through its instances."""
-    module: Any = kind.__module__
+    module: Any = module_of(kind)
     if kind.__flags__ & (HEAP | IMMUTABLE) != HEAP or package_of(module) in CLOSED:
         return
     if type(module) is str and module.startswith(COMPILERS):

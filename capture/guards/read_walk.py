@@ -28,7 +28,7 @@ from capture.key.attributes import MISSING, Slot, dict_of, in_slot, slots_of, we
 from capture.key.code_names import BY_NAME_OF_MODULE, SMALL
 from capture.key.input_places import InputPlace, may_be_input
 from capture.key.numpy_arrays import windows_in
-from capture.key.packages import is_library, package_of, users_modules
+from capture.key.packages import is_library, module_of, package_of, users_modules
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.keyed_reads import EARLY
 from capture.state.moving_names import moves
@@ -408,7 +408,7 @@ class ReadWalk:
         if made is not None:
             return made
         has_attributes = not issubclass(kind, (type, types.ModuleType, types.FunctionType))
-        module: Any = kind.__module__
+        module: Any = module_of(kind)
         is_closed = package_of(module) in CLOSED or (type(module) is str and module.startswith(_STEPS_ASIDE))
         if has_attributes and not is_closed:
             for base in kind.__mro__[:-1]:

@@ -23,7 +23,7 @@ from capture.guards.read_guards import read_by, starts_of
 from capture.guards.read_walk import CLOSED
 from capture.guards.recording_guard import RecordingGuard, StaticOwner, add_owner, kind_of
 from capture.key.code_names import same_value
-from capture.key.packages import package_of
+from capture.key.packages import module_of, package_of
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.state import snapshot
 from capture.state.cached_results import KeepsThese
@@ -88,7 +88,7 @@ class _Pairs:
         if kind in _CONTAINERS:
             return True
         made_in_python = all(map(_is_made_in_python, kind.__mro__[:-1])) and not issubclass(kind, type)
-        return made_in_python and package_of(kind.__module__) not in CLOSED
+        return made_in_python and package_of(module_of(kind)) not in CLOSED
 
     def are_same_guards(self, recorded: Guard, current: Guard) -> bool:
         """Whether both lists of guards ask for the same of what is in the same places."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import sys
 from typing import Any
 
@@ -22,6 +23,13 @@ def users_modules() -> set[str]:
 def package_of(module: Any) -> str:
     """The first part of a module's name; empty where the name is no text."""
     return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def module_of(kind: type) -> Any:
+    """The name of the module that a class is of. One that ``type(...)`` makes from a class with abstract methods has
+    the name of ``abc``, where its metaclass is written, and is of none."""
+    module = kind.__module__
+    return "" if module == "abc" and vars(abc).get(kind.__name__) is not kind else module
 
 
 def is_library(package: str) -> bool:

@@ -3,7 +3,8 @@ affair: guards, walks and keys look at members as Python's own class has them, a
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
+import abc
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -124,4 +125,19 @@ def test_members_that_its_iterator_leaves_out() -> None:
         if number in (4, 8):
             kept["_scale"][0] += number
         assert function(x).tolist() == [kept["_scale"][0]] * 2
+    assert recordings(function).replays >= 6
+
+
+@pytest.mark.parametrize("base", [UserDict, UserList, abc.ABC, Exception])
+def test_a_class_that_type_makes(base: Any) -> None:
+    """One with abstract methods says that it is of the module ``abc``."""
+    kept: Any = type("Made", (base,), {})()
+    kept.scales = {"v": [2.0]}
+    function, x = capture(lambda x: x * kept.scales["v"][0]), torch.ones(2)
+    for number in range(12):
+        if number == 4:
+            kept.scales["v"][0] = 5.0
+        elif number == 8:
+            kept.scales = {"v": [7.0]}
+        assert function(x).tolist() == [kept.scales["v"][0]] * 2
     assert recordings(function).replays >= 6
