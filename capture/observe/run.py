@@ -498,8 +498,7 @@ def undo_python(watched: ObservedRun) -> None:
     changed = watched.changed if watched.is_compared else changes_of_body(watched)  # it was stopped before that
     by_islands = [change for change in watched.by_islands if not change.container]
     diff.restore(watched.before, [*changed, *by_islands])
-    if host_draws.may_draw(watched.ran if watched.watch.notes_code else None, watched.before):
-        restore_host_random(watched.host_random)
+    _undo_host_draws(watched)
 
 
 def undo(watched: ObservedRun) -> None:
@@ -522,6 +521,12 @@ def undo(watched: ObservedRun) -> None:
     for generator, state in watched.states:
         if not watched.watch.is_drawn_by_others(generator):
             generator.set_state(state)
+    _undo_host_draws(watched)
+
+
+def _undo_host_draws(watched: ObservedRun) -> None:
+    if host_draws.may_draw(watched.ran if watched.watch.notes_code else None, watched.before):
+        restore_host_random(watched.host_random)
 
 
 def undo_stopped(call: Call, errors: Sequence[BaseException] = ()) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from capture import capture, config, explain, recordings, warmup
+from capture import CaptureError, capture, config, explain, recordings, warmup
 from capture.api import inspect
 from capture.observe.dispatch_mode import ObserveMode
 from capture.runtime import lifted_call, planning
@@ -128,3 +131,43 @@ def test_a_replay_with_its_number_is_not_run_again(monkeypatch: pytest.MonkeyPat
                     f(x, number)
                     eager(x, number)
                     assert bits(total) == bits(expected), (name, number)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: np.random.randint(9)])
+def test_what_was_drawn_from_the_hosts_generators_is_not_drawn(draw: Callable[[], float]) -> None:
+    def body(x: Tensor) -> Tensor:
+        return x * draw()
+
+    def drawn() -> tuple[float, float]:
+        state = random.getstate(), np.random.get_state()
+        numbers = random.random(), float(np.random.rand())
+        random.setstate(state[0])
+        np.random.set_state(state[1])
+        return numbers
+
+    before = drawn()
+    with pytest.raises(CaptureError, match="CG202"):
+        capture(body, fallback="error")(torch.ones(2))
+    assert drawn() == before
+
+
+def test_a_way_chosen_by_a_draw() -> None:
+    """Of a policy: each number is tried in runs that are undone."""
+    net = nn.Linear(4, 3)
+
+    def act(observed: Any, share: float) -> int:
+        if np.random.rand() < share:
+            return int(np.random.randint(3))
+        return int(net(torch.as_tensor(observed, dtype=torch.float32).unsqueeze(0)).argmax().item())
+
+    def rounds(run: Any) -> list[float]:
+        made = list[float]()
+        for number in range(40):
+            np.random.seed(number)
+            made += [run(np.random.randn(4), max(0.1, 1 - number / 50)) for _ in range(2)]
+            made.append(float(np.random.rand()))
+        return made
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert rounds(capture(act)) == rounds(act)
