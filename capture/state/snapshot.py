@@ -50,7 +50,8 @@ _NO_HOOKS: tuple[tuple[Any, ...], ...] = ((), (), (), ())
 _TENSORS = frozenset(TENSOR_TYPES)
 _METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _PLAIN_CONTAINERS = frozenset({list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict})
-_SETTING = frozenset({"setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars"})
+_SETTING_OF_CLASSES = frozenset({"setattr", "delattr", "__setattr__", "__delattr__"})
+_SETTING = _SETTING_OF_CLASSES | {"__dict__", "vars"}  # those of a class cannot be written
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
 _OPENED = (
     queue.Queue, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
@@ -257,7 +258,7 @@ def sets_in(code: types.CodeType, kind: Any) -> bool:
     """Whether the code may have set attributes of a user's class."""
     if not isinstance(kind, type) or not is_of_users(kind.__module__):
         return False
-    return not name_uses(code).set.isdisjoint(kind.__dict__) or not _SETTING.isdisjoint(code.co_names)
+    return not name_uses(code).set.isdisjoint(kind.__dict__) or not _SETTING_OF_CLASSES.isdisjoint(code.co_names)
 
 
 def modules_set(code: types.CodeType, scope: dict[str, Any]) -> Iterator[types.ModuleType]:
