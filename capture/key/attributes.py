@@ -139,8 +139,10 @@ def _itself(value: Any) -> Any:
 
 def plain_class(container: Any) -> Any:
     """What a container is of Python's own: a class of the user's may do more with a member."""
-    kinds = type(container).__mro__[:-1]
-    return next((kind for kind in kinds if kind.__module__ in ("builtins", "collections")), kinds[0])
+    for kind in type(container).__mro__[:-1]:
+        if kind.__module__ in ("builtins", "collections"):
+            return kind
+    return type(container)
 
 
 def item_of(container: Any, name: Any) -> Any:

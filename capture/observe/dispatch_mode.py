@@ -426,21 +426,17 @@ class ObserveMode(BreakNotes):
 def _note_form(trace: RunTrace, op: OperatorTraits, inputs: list[torch.Tensor], result: Any) -> None:
     """Note whether results may follow from the form of what the operator got."""
     trace.reads_form = trace.reads_form or _reads_form(op, inputs, result)
-    trace.reads_whole = trace.reads_whole or _reads_whole(op, inputs, result)
+    if op.foreign or op.view or op.metadata != "no":
+        trace.reads_whole = trace.reads_whole or _sees_others(op, inputs, result)
 
 
 def _reads_form(op: OperatorTraits, inputs: list[torch.Tensor], result: Any) -> bool:
     return op.reads_form or not (op.view or all(map(is_in_order, (*inputs, *tensors_out(result)))))
 
 
-def _reads_whole(op: OperatorTraits, inputs: list[torch.Tensor], result: Any) -> bool:
-    """Whether results may follow from where whole numbers lie. Sums of such are the same in any order; but their memory
-    may be seen as other numbers."""
-    if op.foreign:
-        return True
-    if not op.view and op.metadata == "no":
-        return False
-    return len({is_whole(tensor.dtype) for tensor in (*inputs, *tensors_out(result))}) > 1
+def _sees_others(op: OperatorTraits, inputs: list[torch.Tensor], result: Any) -> bool:
+    """Whether memory of whole numbers may be seen as that of others. Sums of such are the same in any order."""
+    return op.foreign or len({is_whole(tensor.dtype) for tensor in (*inputs, *tensors_out(result))}) > 1
 
 
 def _shape_of(tensor: torch.Tensor) -> Reshaped:

@@ -188,22 +188,31 @@ def global_sources(code: types.CodeType, scope: dict[str, Any], parent: Source |
             sources += _module_globals(code, value, name, parent)
         elif value is not MISSING:
             sources.append(Source("global", scope, name, name, parent))
-    for name, module in _imported(code, scope):
-        sources += _module_globals(code, module, name, parent)
-    sources += set_in_libraries(code, scope, parent)
+    if _modules_named(code):
+        for name, module in _imported(code, scope):
+            sources += _module_globals(code, module, name, parent)
+    if name_uses(code).set:
+        sources += set_in_libraries(code, scope, parent)
     stored = [name for name in globals_stored(code) if name not in read]
     return sources + [Source("global", scope, name, name, parent) for name in stored]
 
 
-def _imported(code: types.CodeType, scope: dict[str, Any]) -> Iterator[tuple[str, types.ModuleType]]:
-    """Modules that code imports itself, with the packages they are in, as far as they are there yet; also those that
-    it looks up by a name in it."""
-    names: dict[str, None] = {}
+@functools.lru_cache(maxsize=4096)
+def _modules_named(code: types.CodeType) -> tuple[tuple[str, int], ...]:
+    """Modules that code imports itself, with how many packages up their names begin, and texts by which it may look
+    some up."""
+    found: dict[tuple[str, int], None] = {}
     for part in (code, *[constant for constant in code.co_consts if isinstance(constant, types.CodeType)]):
-        for name, level in imported_in(part):
-            names |= dict.fromkeys(with_packages(name, level, scope.get("__package__")))
+        found |= dict.fromkeys(imported_in(part))
         if not BY_NAME_OF_MODULE.isdisjoint(part.co_names):
-            names |= dict.fromkeys(constant for constant in part.co_consts if isinstance(constant, str))
+            found |= dict.fromkeys((constant, 0) for constant in part.co_consts if isinstance(constant, str))
+    return tuple(found)
+
+
+def _imported(code: types.CodeType, scope: dict[str, Any]) -> Iterator[tuple[str, types.ModuleType]]:
+    """Modules that code imports or looks up itself, with the packages they are in, as far as they are there yet."""
+    package = scope.get("__package__")
+    names = {full: None for name, level in _modules_named(code) for full in with_packages(name, level, package)}
     for name in names:
         if type(module := sys.modules.get(name)) is types.ModuleType and is_of_users(name):
             yield name, module
@@ -438,8 +447,9 @@ def _of_function(state: Snapshot, source: Source, function: types.FunctionType) 
         module = scope.get(name)
         if type(module) is types.ModuleType and is_of_users(module.__name__):
             _namespace(state, "global", module.__dict__, module.__dict__, f"{name}.", None)
-    for name, module in _imported(function.__code__, scope):
-        _namespace(state, "global", module.__dict__, module.__dict__, f"{name}.", None)
+    if _modules_named(function.__code__):
+        for name, module in _imported(function.__code__, scope):
+            _namespace(state, "global", module.__dict__, module.__dict__, f"{name}.", None)
     members = _namespace(state, "attribute", function, function.__dict__, f"{source.path}.", source)
     places = [Source("attribute", function, name, f"{source.path}.{name}", source) for name in _DEFAULTS]
     return members + [(place, value) for place in places if (value := place.get())]
