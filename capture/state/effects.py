@@ -342,9 +342,7 @@ def put_members(container: Any, values: Sequence[Any], keys: Sequence[Any] | Non
     if isinstance(container, dict):
         assert keys is not None
         items = list(zip(keys, values, strict=True))
-        base: Any = next(
-            base_class for base_class in type(container).__mro__ if base_class.__module__ in ("builtins", "collections")
-        )
+        base = plain_class(container)
         if list(dict.keys(container)) != list(keys)[: len(container)]:
             base.clear(container)
         for key, value in items:

@@ -316,6 +316,8 @@ def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[F
     and cost a look-up each."""
     sources, todo, shards, strided = state.sources, list(starts), dict[type, bool](), torch.strided
     for entry in todo:  # which grows
+        if len(sources) >= _SOURCES_LIMIT:
+            break
         source, value = entry
         path, kind = source.path, type(value)
         if path in sources and source.kind not in ("root", "scope"):
@@ -326,8 +328,6 @@ def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[F
         if kind in PLAIN_TYPES or value is MISSING:
             sources.setdefault(path, entry)
             continue
-        if len(sources) >= _SOURCES_LIMIT:
-            break
         if source.kind == "scope":
             _namespace(state, "global", value.__dict__, value.__dict__, f"{path}.", None)
             continue

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from capture.key.code_names import MISSING, globals_in
+from capture.key.name_uses import name_uses
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.code_run import CodeRun
 from capture.state.namespaces import Namespace, holds_state, is_of_users, scope_of
@@ -139,7 +140,8 @@ class Unreached:
         """Note names that code of a class sets in modules and classes of libraries."""
         found = {
             place_key(source): source
-            for code, scopes in ran.items() for scope in scopes for source in set_in_libraries(code, scope, None)
+            for code, scopes in ran.items() if name_uses(code).set
+            for scope in scopes for source in set_in_libraries(code, scope, None)
         }  # fmt: skip
         if found:
             known = {place_key(source) for source, _ in state.sources.values()}

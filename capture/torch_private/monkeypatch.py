@@ -86,7 +86,7 @@ def made_once(make: Callable[[str, Any], Any]) -> Callable[[Any, Iterable[str]],
         for name in names:
             original = getattr(holder, name)
             known = made.get((id(holder), name))
-            if known is None or not _is_same(known[0], original):
+            if known is None or (known[0] is not original and not _is_same(known[0], original)):
                 known = made[id(holder), name] = original, make(name, original)
             found[name] = known[1]
         return found
@@ -95,8 +95,9 @@ def made_once(make: Callable[[str, Any], Any]) -> Callable[[Any, Iterable[str]],
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether it is one attribute. Some modules of torch make another object of a function in C for each look."""
-    return one is other or (type(one) is type(other) is types.BuiltinFunctionType and bool(one == other))
+    """Whether two objects are one attribute: some modules of torch make another one of a function in C for each
+    look."""
+    return type(one) is type(other) is types.BuiltinFunctionType and bool(one == other)
 
 
 def num_replaced() -> int:
