@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import operator
 import os
 import types
 from collections.abc import Callable
@@ -75,11 +77,21 @@ def expandable_segments() -> bool:
 def end_failed_capture(device: int, pool: PoolId) -> None:
     """What ``capture_end`` leaves undone if it raises (2.11, 2.13): the pool's route and its use count.
 
-    Without these names allocations of later captures would still be asked to go to the dead pool.
+    Without these names allocations of later captures would still be asked to go to the dead pool. Where there is no
+    route, torch says so, and the count stays: what is released twice ends the process. Nothing comes between the two.
     """
-    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        with contextlib.suppress(RuntimeError, AttributeError):
-            getattr(torch._C, name)(device, pool)
+    names = ("_cuda_endAllocateToPool", "_cuda_releasePool")
+    steps = [functools.partial(getattr(torch._C, name), device, pool) for name in names if hasattr(torch._C, name)]
+    with contextlib.suppress(RuntimeError):
+        list(map(operator.call, steps))
+
+
+def has_ended(graph: torch.cuda.CUDAGraph) -> bool:
+    """Whether its capture has ended well. False where torch does not tell."""
+    try:
+        return bool(graph.raw_cuda_graph())
+    except (RuntimeError, AttributeError):
+        return False
 
 
 def _public_capturing() -> bool:

@@ -99,6 +99,33 @@ def test_stopped_while_a_run_is_compared(body: str) -> None:
     assert not wrong, wrong
 
 
+_CAPTURES = {
+    "unbroken", "unbroken.<locals>.mend", "Capture.running", "Capture.pause", "Capture.resume", "Capture.aside",
+    "Capture._begin", "Capture._end", "CudaPool.open", "CudaPool.stream", "CudaPool.begin_capture",
+    "CudaPool.end_capture", "CudaPool.stop_capture", "end_stopped_capture", "_done", "_capture_nothing",
+    "end_failed_capture", "has_ended", "warned", "order_draws", "CpuBackend.record", "TapeRecorder.end_at_island",
+}  # fmt: skip
+"""What begins and ends the capture of a graph, and what does so where a recording is a tape."""
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, Stopped])
+@pytest.mark.parametrize("body", ["numbered_state", "around_an_island", "keeping", "drawing"])
+def test_stopped_while_a_capture_begins_or_ends(body: str, error: type[BaseException]) -> None:
+    """No capture goes on, and no generator waits for one to end. An exception that a signal's handler raises may be of
+    the kind that torch raises where a capture fails."""
+    wrong = []
+    for call in (2, 3, 4):
+        for _ in range(2):  # what is done once is done
+            places = points_in(body, call, _CAPTURES)
+        for at in places[:: max(len(places) // 16, 1)]:
+            outcome = stopped_program(body, call, at, error, lines=True, by_signal=error is not Stopped)
+            wrong += [(call, at, outcome.where, outcome.wrong)] * bool(outcome.wrong)
+            torch.rand(2)
+    assert not wrong, wrong
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 
+from capture.core.interrupts import is_interrupt
 from capture.engines.cuda.driver import node_counter
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.streams import order_draws
@@ -17,7 +17,6 @@ from capture.torch_private import capabilities, cuda
 from capture.torch_private.warned import warned
 
 T = TypeVar("T")
-_ATTEMPTS = 3  # another thread's sync may end a capture at any moment
 
 
 def _nothing() -> None:
@@ -82,7 +81,7 @@ class Capture:
                 finally:
                     self._end()
             finally:
-                pool.end_capture()
+                pool.stop_capture()  # what ended the body may have come while a graph was ended before an island
         before.wait_stream(pool.stream)
 
     def pause(self) -> None:
@@ -156,13 +155,12 @@ class Capture:
 
     def _begin(self) -> None:
         assert self._graph is not None
-        self._pool.captured = self._graph, self._recover
+        self._pool.captured = self._graph, self._generators
         try:
             self._graph.capture_begin(pool=self._pool.id, capture_error_mode="relaxed")
             self._is_open = True
         except RuntimeError:
-            self._recover()
-            self._pool.captured = None
+            self._pool.stop_capture()
             raise
 
     def _end(self) -> None:
@@ -176,27 +174,8 @@ class Capture:
             _, objected = warned(torch.cuda.CUDAGraph.capture_end, self._graph)  # torch says where it is empty
             self.is_empty = objected if nodes < 0 else nodes == 0
         except RuntimeError as error:
+            if is_interrupt(error):
+                raise
             self.error = str(error).partition("\n")[0]
-            self._recover()
+            return self._pool.stop_capture()
         self._pool.captured = None
-
-    def _recover(self) -> None:
-        """torch keeps the dead capture's route into the pool, and generators stay in their capture mode."""
-        pool = self._pool
-        pool.is_broken = True
-        assert self._graph is not None
-        # torch goes on asking it whether a stream is its own when pinned memory comes and goes, up to the very end
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._graph))
-        cuda.end_failed_capture(pool.index, pool.id)
-        for _ in range(_ATTEMPTS):
-            with contextlib.suppress(RuntimeError):
-                return self._capture_nothing()
-
-    def _capture_nothing(self) -> None:
-        """A capture that ends well takes its generators out of capture mode."""
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        for generator in self._generators:
-            graph.register_generator_state(generator)
-        order_draws(self._pool.device)
-        graph.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="relaxed")
-        warned(torch.cuda.CUDAGraph.capture_end, graph)  # torch says that it is empty

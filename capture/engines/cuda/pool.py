@@ -27,6 +27,7 @@ import torch
 from attrs import evolve, frozen
 
 from capture.engines.base import Address, Block, Geometry, views_of
+from capture.engines.cuda.stopped_capture import end_stopped_capture
 from capture.engines.cuda.streams import (
     CaptureStream,
     keep_workspaces,
@@ -89,9 +90,8 @@ class CudaPool:
         """For the C module: the same, unless the pool may have more by now; then it asks ``find``."""
         self._grew = True
         self.is_capturing = False
-        self.captured: tuple[torch.cuda.CUDAGraph, Callable[[], None]] | None = None
-        """The graph that is captured, from before the capture begins until it has ended; and what is to be done where
-        its end fails."""
+        self.captured: tuple[torch.cuda.CUDAGraph, Sequence[torch.Generator]] | None = None
+        """The graph that is captured, from before the capture begins until it has ended well, and its generators."""
         self._owned: list[torch.UntypedStorage] = []
         """Without a shared pool: what holds the memory of outputs. Freed, it would belong to nobody."""
         self.ran_on: int | None = None
@@ -125,16 +125,14 @@ class CudaPool:
         anchor = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             order_draws(self.device)  # a capture begins by writing what replays that draw may be reading
-            self.captured = anchor, functools.partial(cuda.end_failed_capture, self.index, self.id)
+            self.captured = anchor, ()
             try:
                 anchor.capture_begin(pool=self.id, capture_error_mode="relaxed")
                 warned(torch.cuda.CUDAGraph.capture_end, anchor)  # torch says that it is empty
             except RuntimeError:
-                self.is_broken = True
-                cuda.end_failed_capture(self.index, self.id)
+                self.stop_capture()
                 raise
-            finally:
-                self.captured = None
+            self.captured = None
         self._anchors.append(anchor)
         wait_for_streams_on(self)
         if not self.shared:  # a workspace made while capturing would be freed with its graph
@@ -229,16 +227,12 @@ class CudaPool:
         self._free_taken()
 
     def stop_capture(self) -> None:
-        """End the capture that something stopped, at whatever point of its begin, run or end. May be called again."""
+        """End the capture that something stopped, at whatever point of its begin, run or end, or of this."""
         if self.captured is not None:
-            graph, recover = self.captured
+            self.is_broken = True
             with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
-                if cuda.is_capturing():
-                    try:
-                        warned(torch.cuda.CUDAGraph.capture_end, graph)
-                    except RuntimeError:
-                        recover()
-            self.captured, self.is_broken = None, True
+                end_stopped_capture(*self.captured, self.device, self.id)
+            self.captured = None
         self.end_capture()
 
     def begin_capture(self) -> None:

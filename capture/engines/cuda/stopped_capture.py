@@ -1,0 +1,56 @@
+"""The way back from a capture that something stopped: its end failed, or an exception came before its end."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import torch
+
+from capture.core.interrupts import is_interrupt
+from capture.engines.cuda.streams import order_draws
+from capture.torch_private import cuda
+from capture.torch_private.warned import warned
+
+_ATTEMPTS = 3  # another thread's sync may end a capture at any moment
+
+
+def end_stopped_capture(
+    graph: torch.cuda.CUDAGraph, generators: Sequence[torch.Generator], device: torch.device, pool: cuda.PoolId
+) -> None:
+    """No capture goes on on the current stream, and nothing of torch takes it for one that does.
+
+    It may be stopped itself, and be called again: each step asks torch for what is still to be done. A capture that
+    never began leaves a graph that has not ended, too; of its steps only the last one does anything.
+    """
+    if cuda.is_capturing():
+        _done(warned, torch.cuda.CUDAGraph.capture_end, graph)
+    if cuda.has_ended(graph):
+        return
+    # torch goes on asking it whether a stream is its own when pinned memory comes and goes, up to the very end
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
+    cuda.end_failed_capture(device.index, pool)
+    for _ in range(_ATTEMPTS):
+        if _done(_capture_nothing, generators, device):
+            return
+
+
+def _done(function: Callable[..., object], *arguments: object) -> bool:
+    """Whether torch did not object."""
+    try:
+        function(*arguments)
+    except RuntimeError as error:
+        if is_interrupt(error):
+            raise
+        return False
+    return True
+
+
+def _capture_nothing(generators: Sequence[torch.Generator], device: torch.device) -> None:
+    """A capture that ends well takes its generators, and the device's own, out of capture mode."""
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    for generator in generators:
+        graph.register_generator_state(generator)
+    order_draws(device)
+    graph.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="relaxed")
+    warned(torch.cuda.CUDAGraph.capture_end, graph)  # torch says that it is empty
