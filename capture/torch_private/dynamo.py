@@ -8,10 +8,10 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from capture.torch_private.monkeypatch import replaced
+from capture.torch_private.monkeypatch import put_again, replaced, set_aside
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
 """Packages whose classes count what was compiled."""
@@ -48,23 +48,36 @@ def is_loaded() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-def around_compiling(begin: Callable[[Any], None], end: Callable[[Any], None]) -> Callable[[], None] | None:
-    """Call these, with what torch tells of it, before and after each compilation, until the function that this gives is
-    called. None where torch has no such callbacks: a look at attributes, which Dynamo would compile with the model, is
-    left out then."""
+@contextlib.contextmanager
+def originals_while_compiling(begun: list[None]) -> Iterator[None]:
+    """In the block no compiler sees what stands in for torch's functions while a body is watched: its tables of them
+    live as long as the process, and code that is compiled later would meet what it cannot trace. ``begun`` gets an item
+    for each compilation, by whatever thread: what the body read meanwhile was not seen.
+
+    Where torch has no such callbacks, or something loads the compiler within the block, the tables get stand-ins, and
+    more of what is compiled later runs eagerly.
+    """
+
+    def begin(_: Any) -> None:
+        begun.append(None)
+        set_aside()
+
+    def end(_: Any) -> None:
+        put_again()
+
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    names = [(f"{kind}_callbacks", f"remove_{kind}_callback") for kind in ("start", "end")]
+    if not all(hasattr(handler, name) for both in names for name in both):
+        yield
+        return
+    handler.start_callbacks.append(begin)
+    handler.end_callbacks.append(end)
     try:
-        handler.register_start_callback(begin)
-        handler.register_end_callback(end)
-    except AttributeError:
-        return None
-
-    def remove() -> None:
-        with contextlib.suppress(ValueError):  # all callbacks were cleared meanwhile
-            handler.remove_start_callback(begin)
-            handler.remove_end_callback(end)
-
-    return remove
+        yield
+    finally:
+        for remove, callback in ((handler.remove_start_callback, begin), (handler.remove_end_callback, end)):
+            with contextlib.suppress(ValueError):  # all callbacks were cleared meanwhile
+                remove(callback)
 
 
 def names_in_guards(code: types.CodeType) -> frozenset[str] | None:

@@ -21,6 +21,10 @@ from capture.native import native
 _INHERITED = object()
 _put: list[tuple[Any, str, Any, Any]] = []
 """Holder, name, former and present value of all replaced attributes. One thread at a time replaces any."""
+_lock = forks.lock()
+"""Held while attributes are restored: a thread that compiles may set them aside at any moment."""
+_aside = 0
+"""How many of the first ones have their former values for now."""
 _TRUSTED = ("capture", "torch", "triton")
 """Packages whose code may read a replaced attribute unseen: they look at what they made themselves, or compare with the
 next call."""
@@ -46,16 +50,41 @@ def replaced(holder: Any, others: dict[str, Any]) -> Iterator[None]:
 def put_back(count: int = 0) -> None:
     """Restore all attributes but the first ``count``. Calling it again changes nothing more."""
     while len(_put) > count:
-        holder, first = _put[-1][0], len(_put) - 1
-        while first > count and _put[first - 1][0] is holder:
-            first -= 1
-        several = _put[first:]
-        # of one that was replaced twice the first value is the former one
-        former = {name: original for _, name, original, _ in reversed(several)}
-        native.put_attributes(holder, former, _INHERITED)
-        for _, _, _, replacement in several:
-            native.stand_ins.pop(id(replacement), None)
-        del _put[first:]
+        with _lock:
+            holder, first, former = _last_ones(len(_put), count)
+            native.put_attributes(holder, former, _INHERITED)
+            for _, _, _, replacement in _put[first:]:
+                native.stand_ins.pop(id(replacement), None)
+            del _put[first:]
+
+
+def _last_ones(end: int, count: int) -> tuple[Any, int, dict[str, Any]]:
+    """The holder of the last attribute before ``end``, where those of this holder begin, and their former values."""
+    holder, first = _put[end - 1][0], end - 1
+    while first > count and _put[first - 1][0] is holder:
+        first -= 1
+    # of one that was replaced twice the first value is the former one
+    return holder, first, {name: original for _, name, original, _ in reversed(_put[first:end])}
+
+
+def set_aside() -> None:
+    """All attributes have their former values until ``put_again``, or until they are restored. For compilers: they keep
+    tables of torch's functions for the process, and would keep what stands in for them."""
+    global _aside
+    with _lock:
+        end = _aside = len(_put)
+        while end:
+            holder, end, former = _last_ones(end, 0)
+            native.put_attributes(holder, former, _INHERITED)
+
+
+def put_again() -> None:
+    """End what ``set_aside`` began. What was restored meanwhile stays so."""
+    global _aside
+    with _lock:
+        again, _aside = _put[:_aside], 0
+        for holder, name, _, replacement in again:
+            native.put_attributes(holder, {name: replacement}, _INHERITED)
 
 
 @define(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import types
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 from typing_extensions import override
 
 from capture.observe.probes.host_reads import host_reads
-from capture.torch_private.monkeypatch import made_once, num_replaced, replaced
+from capture.torch_private.monkeypatch import made_once, num_replaced, put_again, replaced, set_aside
 from tests.support.device import DEVICE
+from tests.support.processes import run_python
 
 
 class Base:
@@ -78,3 +80,75 @@ def test_a_stand_in_that_outlives_its_run_is_the_original() -> None:
     in_the_run = [*told]
     assert kept(x) == numbers == [1.0] * 12
     assert told == in_the_run
+
+
+def test_attributes_are_set_aside_and_put_again() -> None:
+    others: dict[str, Any] = {"own": "other", "inherited": lambda _: "other"}
+    made: Any = Below()
+    with replaced(Kind, others):
+        with replaced(Kind, {"own": "third"}):
+            set_aside()
+            assert (made.own, made.inherited()) == ("own", "base")
+            put_again()
+            assert (made.own, made.inherited()) == ("third", "other")
+            set_aside()
+        put_again()  # what was restored meanwhile stays so
+        assert (made.own, made.inherited()) == ("other", "other")
+        set_aside()
+    assert (made.own, made.inherited(), num_replaced()) == ("own", "base", 0)
+    put_again()
+    assert (made.own, made.inherited()) == ("own", "base")
+
+
+COMPILED_IN_A_WATCHED_RUN = """
+import threading, torch
+from capture import capture, recordings
+from capture.torch_private import devices
+
+devices.has_captures = lambda: True  # as where there is a GPU: indexing is replaced, too
+inner = torch.compile(lambda x: x[0].sin() * 2, backend="eager")
+
+def body(x):
+    y = inner(x) + 1
+    if y.sum().item() > 0:
+        y = y * 2
+    return y
+
+captured = capture(body)
+with torch.device("cpu"):
+    for number in (1, 2, 3, 4, 5, 6, -1, 7):
+        x = torch.full((3, 4), float(number) / 9)
+        assert torch.equal(captured(x), body(x))
+    assert recordings(captured).replays > 2
+    later = torch.compile(lambda x: x[1].cos(), backend="eager", fullgraph=True)
+    assert torch.equal(later(x), x[1].cos())
+
+beside = torch.compile(lambda x: x[2].tan(), backend="eager")
+begun, done = threading.Event(), threading.Event()
+
+def compile_beside():
+    begun.wait()
+    beside(torch.ones(3, 4))
+    done.set()
+
+def slow(x):
+    begun.set()
+    done.wait()
+    return x * x.sum().item()
+
+thread = threading.Thread(target=compile_beside)
+thread.start()
+captured = capture(slow)
+for number in range(8):
+    x = torch.full((3,), float(number))
+    assert torch.equal(captured(x), slow(x)), number
+thread.join()
+kept = {"__getitem__", "__setitem__", "item", "new_tensor", "__bool__"} & set(vars(torch.Tensor))
+assert not kept, kept
+"""
+
+
+def test_compilers_see_what_was_there() -> None:
+    """Their tables of torch's functions are made once, whatever runs at that moment."""
+    done = run_python(COMPILED_IN_A_WATCHED_RUN, env={**os.environ, "CAPTURE_CACHE": "0", "CAPTURE_DROP_SLOW": "0"})
+    assert done.returncode == 0, done.stderr[-2000:]
