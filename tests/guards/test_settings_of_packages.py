@@ -28,7 +28,7 @@ import torch
 import torch.compiler.config
 
 from capture import capture, recordings
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, EXECUTES
 
 Setting = tuple[Callable[[], float], Callable[[Any], Any], Any, Any]
 
@@ -188,7 +188,7 @@ def test_a_function_of_a_module_logs_once_the_level_says_so(
     with torch.no_grad():
         for _ in range(6):
             body(x)
-        assert recordings(body).replays == 4
+        assert 4 - (not EXECUTES) <= recordings(body).replays <= 4  # by keys alone are levels looked up
         assert not caplog.records
         logging.getLogger().setLevel(logging.DEBUG)
         for _ in range(3):
