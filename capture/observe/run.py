@@ -45,7 +45,7 @@ from capture.state.snapshot import Change, Snapshot, content_of
 from capture.state.source import Found, Source
 from capture.torch_private.capabilities import generator_id
 from capture.torch_private.distributed import buckets_to_arrange, handles_watched
-from capture.torch_private.dynamo import graphs_compiled, hide_from_compiler, originals_while_compiling
+from capture.torch_private.dynamo import graphs_compiled, originals_while_compiling
 from capture.torch_private.generators import default_generators, host_random_state, restore_host_random
 from capture.torch_private.subclasses import unseen
 from capture.torch_private.surroundings import Surroundings
@@ -209,19 +209,17 @@ def _run_watched(
     watched = call.watched = ObservedRun(call, watch, before, arguments, values=values, host_random=host_random_state())
     if (run := body_run.current()) is not None:
         run.watched = watched
-    hide_from_compiler()
     watched.versions = _versions(arguments, before)
     watch.begin(arguments)
     _give_arrays(watch, call, values)
-    if watch.keep_undo:
-        watched.states = _generator_states(watched)
+    watched.states = _generator_states(watched) if watch.keep_undo else watched.states
     watched.positions = host_draws.positions(before)
-    arranged, compiled, compilations = buckets_to_arrange(before.modules), graphs_compiled(), list[None]()
+    arranged, graphs, compilations = buckets_to_arrange(before.modules), graphs_compiled(), list[None]()
     _active.append(watch)
     try:
         with contextlib.ExitStack() as around:
-            quietly = watch.quietly
             around.enter_context(originals_while_compiling(compilations))
+            quietly = watch.quietly
             around.enter_context(own_autocast_cache(quietly(watched.keep_casts)))
             note_sync, exported, form = quietly(watch.note_sync), quietly(watch.note_export), quietly(watch.note_form)
             around.enter_context(host_reads(note_sync, watch.read_on_host, exported, quietly(watch.note_resized)))
@@ -255,8 +253,9 @@ def _run_watched(
         surroundings.put_back(watched.error)
         watch.forget_operator()
     watch.quietly(_compare)(watched)
-    watched.once = arranged() or ("it was compiled" if compilations or graphs_compiled() > compiled else "")
-    watched.once = watched.once or ("the process is a child that was forked in it" if watch.looks_away else "")
+    compiled = compilations or graphs_compiled() > graphs
+    forked = "the process is a child that was forked in it" if watch.looks_away else ""
+    watched.once = arranged() or ("it was compiled" if compiled else forked)
     return watched
 
 

@@ -57,6 +57,7 @@ def originals_while_compiling(begun: list[None]) -> Iterator[None]:
     Where torch has no such callbacks, or something loads the compiler within the block, the tables get stand-ins, and
     more of what is compiled later runs eagerly.
     """
+    hide_from_compiler()
 
     def begin(_: Any) -> None:
         begun.append(None)

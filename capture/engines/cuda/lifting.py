@@ -47,7 +47,8 @@ _STEPS = (259, 278, 301, 322, 345)
 least, and what is computed of a count, as ``1 - beta**t``, is not yet the same for all of them."""
 _CAPTURES = 3
 _FILLINGS = (0, 0xA5, 0x3C, 0xFF, 0x11, 0x5A)
-"""Of the captures with the same numbers. Those past ``SAME`` are made where something may have been left by chance."""
+"""Of the captures with the same numbers. Those past ``SAME`` are made where something may have been left by chance, and
+then those with other numbers once more."""
 
 
 def other_numbers(numbers: Sequence[Number]) -> list[tuple[Number, ...]]:
@@ -128,14 +129,13 @@ def learn_numbers(
     """The numbers of a recording, or why they stay as they were recorded."""
     samples: list[_Sample] = []
 
-    def capture(of_call: tuple[Number, ...], at: int) -> Refusal | None:
+    def capture(of_call: tuple[Number, ...], at: int, filling: int = 0) -> Refusal | None:
         """One more sample, in this place."""
         given = numbers.given(of_call)
         if given is None:
             return Refusal("Python cannot compute what operators get")
         if of_call is numbers.then and not all(map(is_normal, given)):
             return None
-        filling = _FILLINGS[at] if at < same else 0
         call, generators = numbers.again(of_call)
         recorded: list[_Sample] = []
         refusal = capture_again(
@@ -147,8 +147,8 @@ def learn_numbers(
 
     same, unlike = SAME, other_numbers(numbers.now)
     again = [tuple(n * 1.0 if type(n) is float else n for n in numbers.now) for _ in _FILLINGS]  # at other addresses
-    for of_call in (numbers.now, *again[: same - 1], *unlike, numbers.then):
-        if (refusal := capture(of_call, len(samples))) is not None:
+    for at, of_call in enumerate((numbers.now, *again[: same - 1], *unlike, numbers.then)):
+        if (refusal := capture(of_call, len(samples), _FILLINGS[at] if at < same else 0)) is not None:
             return refusal
     others = samples[same : same + _CAPTURES]  # not those whose numbers may be equal to others in the body
     uses = others[0].uses
@@ -160,23 +160,33 @@ def learn_numbers(
     smallest = min([4, *[kind.itemsize for sample in others for kind in sample.kinds]])  # no operator may get any
     words = [node.words for node in nodes]
     places = infer_numbers(words, [sample.launched for sample in samples], uses, smallest, same)
-    while isinstance(places, NumberRefusal) and places.may_be_left and same < len(_FILLINGS):
-        same += 1
-        if (refusal := capture(again[0], same - 1)) is not None:
+    more = [*again[same:], *unlike]
+    while isinstance(places, NumberRefusal) and places.may_be_left and more:
+        of_call = more.pop(0)
+        at = len(samples) if of_call in unlike else same
+        if (refusal := capture(of_call, at, _FILLINGS[at] if at == same else _FILLINGS[-1])) is not None:
             return refusal
+        same += at == same
         places = infer_numbers(words, [sample.launched for sample in samples], uses, smallest, same)
     if isinstance(places, NumberRefusal):
         return Refusal(places.reason, kernel=None if places.node is None else nodes[places.node].name())
+    make = functools.partial(GraphNumbers, pool, graph)
+    return _lifted(make, nodes, places, uses, others[0].kinds, [sample.launched for sample in samples])
+
+
+def _lifted(
+    make: Callable[..., GraphNumbers], nodes: Sequence[GraphNode], places: Sequence[NumberPlace],
+    uses: Sequence[NumberUse], kinds: set[torch.dtype], samples: Sequence[NumberSample],
+) -> GraphNumbers | Refusal:  # fmt: skip
+    """``make``: of the graph. The first of the samples has the recording's own numbers."""
     used = tuple(sorted({use.number for use in uses}))
-    alike = _alike(used, [sample.launched for sample in samples])
+    alike = _alike(used, samples)
     powers = frozenset(used.index(use.number) for use in uses if "pow" in use.name)
     of_used = tuple(evolve(place, number=used.index(place.number)) for place in places)
-    own = tuple(samples[0].launched.numbers[number] for number in used)
+    own = tuple(samples[0].numbers[number] for number in used)
     taken = (*used, *(number for _, number in alike))
-    lifted = GraphNumbers(
-        pool, graph, of_used, nodes, taken, powers, others[0].kinds, own, tuple(at for at, _ in alike)
-    )
-    fits = lifted.takes([samples[0].launched.numbers[number] for number in taken])
+    lifted = make(of_used, nodes, taken, powers, kinds, own, tuple(at for at, _ in alike))
+    fits = lifted.takes([samples[0].numbers[number] for number in taken])
     return lifted if fits else Refusal("the numbers are too large or too small")
 
 

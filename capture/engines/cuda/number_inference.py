@@ -1,9 +1,9 @@
 """Which bytes of a recorded graph's kernels hold a number that the body was called with. Pure: bytes in, places out.
 
-In: the parameters of all nodes of a recording, and of several further captures of the same body: two with the
-recording's own numbers, the others with other ones; and which nodes belong to operators that got which number. Out: the
-places of the numbers, each with its form, such as ``1 / v`` in 4 bytes; or the reason why the graph cannot be given
-another number.
+In: the parameters of all nodes of a recording, and of several further captures of the same body: some with the
+recording's own numbers, the others with other ones, of which some may come twice; and which nodes belong to operators
+that got which number. Out: the places of the numbers, each with its form, such as ``1 / v`` in 4 bytes; or the reason
+why the graph cannot be given another number.
 
 Nothing is taken for a number that is not one in every capture, bit for bit. And nothing else may follow the numbers:
 what differs between captures is either a number, or an address, or differs between captures with the same numbers, too
@@ -219,6 +219,7 @@ class _Bytes:
 
     recorded: bytes
     every: list[bytes]
+    numbers: list[tuple[Number, ...]]
     smallest: int
     same: int
     varies: set[int] = field(init=False)
@@ -228,7 +229,12 @@ class _Bytes:
 
     def __attrs_post_init__(self) -> None:
         first, size = self.every[0], self.smallest
-        differs = {at for at in range(len(first)) if any(one[at] != first[at] for one in self.every[1 : self.same])}
+        alike = dict[tuple[Number, ...], bytes]()
+        differs = set[int]()
+        for numbers, one in zip(self.numbers, self.every, strict=True):
+            before = alike.setdefault(numbers, one)
+            if one is not before:
+                differs |= {at for at in range(len(first)) if one[at] != before[at]}
         self.noise = {at for part in {at - at % size for at in differs} for at in range(part, part + size)}
         self.varies = {at for at in range(len(first)) if any(one[at] != first[at] for one in self.every[self.same :])}
 
@@ -239,7 +245,8 @@ def _places(
 ) -> list[NumberPlace] | NumberRefusal:  # fmt: skip
     if all(twin.words == twins[0].words for twin in twins):
         return []
-    block = _Bytes(_bytes_of(recorded), [_bytes_of(twin) for twin in twins], smallest, same)
+    numbers = [sample.numbers for sample in samples]
+    block = _Bytes(_bytes_of(recorded), [_bytes_of(twin) for twin in twins], numbers, smallest, same)
     if recorded.kind != "kernel":
         return NumberRefusal("a copy follows the number", node) if block.varies - block.noise else []
     forms_by_place: dict[tuple[int, int, int], list[Form]] = {}

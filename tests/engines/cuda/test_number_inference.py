@@ -200,6 +200,31 @@ def test_the_stack_is_filled_with_a_byte() -> None:
         native.fill_stack("0")
 
 
+def test_what_is_left_by_chance_may_show_in_a_capture_with_other_numbers() -> None:
+    """A byte that was the same in all captures but one, and differs where that one is made again, follows no number."""
+    own = (0.3,)
+    every = [*[own] * SAME, *other_numbers(own)]
+    left = [5] * len(every)
+    left[SAME + 1] = 0
+
+    def infer() -> list[NumberPlace] | NumberRefusal:
+        blocks = [struct.pack("<Qfi", ADDRESS, *tried, by) for tried, by in zip(every, left, strict=True)]
+        samples = [NumberSample(tried, [parameters(block)], is_own) for tried, block in zip(every, blocks, strict=True)]
+        return infer_numbers([parameters(blocks[0])], samples, [NumberUse(0, "aten.mul.Tensor", 0, 0, 1)], 4)
+
+    refused = infer()
+    assert isinstance(refused, NumberRefusal)
+    assert refused.may_be_left
+    for again in range(SAME, SAME + 3):
+        every.append(every[again])
+        left.append(5)
+    places = infer()
+    assert isinstance(places, list)
+    assert [(place.offset, place.size) for place in places] == [(8, 4)]
+    left[-2] = 0  # the same as before: it may be the number's
+    assert isinstance(infer(), NumberRefusal)
+
+
 def test_an_operator_without_nodes_needs_no_place() -> None:
     uses = [NumberUse(0, "aten.mul.Tensor", 0, 0, 1), NumberUse(1, "aten.add.Tensor", 0, 1, 1)]
     assert isinstance(found(FORMS["float64"], [0.3], uses=uses), list)
