@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from capture import capture, config, recordings
 from tests.support.bucketed import assert_same
-from tests.support.device import AGAIN, LIFTS
+from tests.support.device import AGAIN, EXECUTES, LIFTS
 from tests.support.no_plans import no_plans as no_plans
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # where each value is another key
@@ -104,7 +104,8 @@ def test_attributes(kind: type[Net], put: Callable[[Net, Any], None], *, lifts: 
     if lifts and LIFTS:
         more = 2 * (kind is Written)  # what it leaves is compared, too
         assert recordings(f).recordings <= 4 + more + len(SPECIAL)
-        assert recordings(f).replays > 35
+        # a run that only captures tells no formula of what is left: it is undone, and made again for its numbers alone
+        assert recordings(f).replays > (35 if EXECUTES or kind is not Written else 25)
 
 
 SCALE = 0.9
