@@ -111,19 +111,28 @@ class ObservedRun:
         """``id`` of storages from outside that operators wrote without autograd's noticing, as through ``tensor.data``:
         no version counter of a tensor there moved, and none may in a replay."""
         written = {key for key, external in self.watch.trace.externals.items() if external.mutation is not None}
-        return written & self._uncounted() if written else written
+        return (written & self._known()) - self._counted() if written else written
 
     def uncounted_arguments(self) -> set[int]:
         """Positions of the arguments on whose memory no counter moved: a copy back must not move any. What stands for
         an argument may lie in the engine's own memory, so that no write to it is one from outside."""
-        storages = self._uncounted()
-        tensors = [(at, leaf) for at, (_, leaf) in enumerate(self.arguments) if isinstance(leaf, torch.Tensor)]
-        return {at for at, leaf in tensors if leaf.layout is torch.strided and id(leaf.untyped_storage()) in storages}
+        counted = self._counted()
+        leaves = [(at, leaf) for at, (_, leaf) in enumerate(self.arguments) if isinstance(leaf, torch.Tensor)]
+        strided = [(at, leaf) for at, leaf in leaves if leaf.layout is torch.strided and not leaf.is_nested]
+        known = self._known() if any(leaf.is_inference() for _, leaf in strided) else None
+        return {
+            at for at, leaf in strided
+            if (storage := id(leaf.untyped_storage())) not in counted and (known is None or storage in known)
+        }  # fmt: skip
 
-    def _uncounted(self) -> set[int]:
-        there = [each for each in self.versions if each[0].layout is torch.strided and not each[0].is_nested]
-        known = {id(tensor.untyped_storage()) for tensor, _ in there}
-        return known - {id(tensor.untyped_storage()) for tensor, was in there if tensor._version != was}
+    def _known(self) -> set[int]:
+        """``id`` of the storages of all tensors that have counters."""
+        return {id(each.untyped_storage()) for each, _ in self.versions if _has_storage(each)}
+
+    def _counted(self) -> set[int]:
+        """Those of tensors whose counters moved."""
+        moved = [tensor for tensor, was in self.versions if tensor._version != was]
+        return {id(tensor.untyped_storage()) for tensor in moved if _has_storage(tensor)}
 
     def had(self, value: Any) -> bool:
         """Whether an argument, or Python state from before the run, is this very object."""
@@ -145,6 +154,10 @@ class ObservedRun:
         self.ran = CodeRun()
         self.positions = []
         self.watch.trace = RunTrace()
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 _active: list[ObserveMode] = []
