@@ -43,16 +43,17 @@ _NUMBERS = (int, float)
 
 
 @contextmanager
-def read_as(takes: Callable[[int], bool], give: Callable[[int, Any], Any]) -> Iterator[None]:
+def read_as(give: Callable[[int, Any], Any]) -> Iterator[None]:
     """In the block, ``item()`` gives a watched body of this thread what ``give`` makes of the number that was read, for
-    each read whose number is to be taken."""
+    each read that formulas take. The watch knows which those are, as reads with these numbers may be others, where
+    something new is read before them."""
     thread, item = threading.get_ident(), torch.Tensor.item
 
     def read(tensor: torch.Tensor) -> Any:
         watch = active_watch() if threading.get_ident() == thread else None
         before = -1 if watch is None else len(watch.trace.reads)
         value = item(tensor)
-        if watch is None or len(watch.trace.reads) != before + 1 or not takes(before):
+        if watch is None or len(watch.trace.reads) != before + 1 or before not in watch.trace.taken:
             return value
         return give(before, value) if type(value) in _NUMBERS else value
 
@@ -95,7 +96,7 @@ class NotedReads:
     def around(self) -> Iterator[None]:
         """Have ``item()`` give noted numbers to the body."""
         try:
-            with read_as(self.wanted.__contains__, self._noted) if self.wanted else nullcontext():
+            with read_as(self._noted) if self.wanted else nullcontext():
                 yield
         finally:
             self.noting.is_over = True

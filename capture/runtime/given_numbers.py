@@ -97,7 +97,7 @@ class _OtherReads(Known):
 
     @override
     def around(self) -> AbstractContextManager[Any]:
-        return read_as(lambda number: any(number in one.taken for one in self.candidates), self._other)
+        return read_as(self._other)
 
     def _other(self, number: int, value: Number) -> Number:
         """The first number by which the body goes the same way; the nearest, where none is found."""

@@ -329,3 +329,29 @@ def test_the_other_recording_is_not_counted() -> None:
     for tree in trees:
         found = [node for nodes in tree.root.children.values() for node in nodes]
         assert sum(tree.root.counts.values()) == len(found)
+
+
+def test_reads_that_come_before_others_later() -> None:
+    """A hook that logs is registered between calls: what it reads moves the numbers of the reads that operators get."""
+
+    def program(wrap: Callable[[Any], Any]) -> Any:
+        model, seen = net(), list[float]()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+        def step(x: Tensor) -> Tensor:
+            found: Tensor = model(x).square().mean()
+            found.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return found.detach()
+
+        captured = wrap(step)
+
+        def run(x: Tensor, number: int) -> Any:
+            if number == 6:
+                model.register_forward_hook(lambda _, __, output: seen.append(float(output.detach().sum())))
+            return captured(x)
+
+        return run, lambda: [list(model.parameters()), optimizer.state_dict(), seen]
+
+    assert recordings(both(program, lambda number: (data(number), number))).replays
