@@ -30,6 +30,7 @@ from capture.key.input_places import InputPlace, may_be_input
 from capture.key.numpy_arrays import windows_in
 from capture.key.packages import is_library, module_of, package_of, users_modules
 from capture.key.pytree import PLAIN_TYPES
+from capture.key.tensor_kind import hooks_on
 from capture.state.keyed_reads import EARLY
 from capture.state.moving_names import moves
 from capture.state.snapshot import Members
@@ -422,15 +423,16 @@ class ReadWalk:
         return made
 
     def enter_value(self, value: Any, path: str) -> None:
-        if not self._is_other_tensor(value):
+        if not self._is_other_tensor(value, path):
             self.enter(value, path)
 
-    def _is_other_tensor(self, value: Any) -> bool:
+    def _is_other_tensor(self, value: Any, path: str) -> bool:
         """Whether it is a tensor that no operator read: Python code may have looked at its metadata, but not at its
         values."""
         if not issubclass(type(value), torch.Tensor):
             return False
         self._attributes_of_tensor(value)
+        self._hooks_of_tensor(value, path)
         if self.names.of_tensors and id(value) not in self._answering:
             self._answering[id(value)] = value
         if self._has_own_guard(value):
@@ -456,6 +458,13 @@ class ReadWalk:
             self.guard_names(value, attributes, self.names.of_packages(()), "an attribute of a tensor")
         else:
             self.empty.append(attributes)
+
+    def _hooks_of_tensor(self, value: torch.Tensor, path: str) -> None:
+        """Functions that a backward pass in the body calls for the tensor, which read state as any function does. Which
+        ones they are is a part of the key."""
+        for name, table in hooks_on(value):
+            for number, hook in table.items():
+                self.enter(hook, f"{path}.{name}[{number}]")
 
     def note_object(self, value: Any, path: str, keeper: Any, name: Any, *, is_attribute: bool = False) -> None:
         """Note an object that might be an input, unless the body itself puts it there."""

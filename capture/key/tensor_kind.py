@@ -3,7 +3,7 @@ requires gradients, its attributes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -110,6 +110,7 @@ class AsArray:
         return tensor.detach().numpy()
 
 
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 Kind = TensorKind | WithoutGraph | AsArray
 
 
@@ -120,5 +121,9 @@ def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
 
 def kept_for_gradients(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
     """A leaf's gradient, and hooks on it, by the names of its attributes."""
-    names = ("grad", "_backward_hooks", "_post_accumulate_grad_hooks")
-    return ((name, value) for name in names if (value := getattr(tensor, name)) is not None)
+    return ((name, value) for name in ("grad", *_HOOKS) if (value := getattr(tensor, name)) is not None)
+
+
+def hooks_on(tensor: torch.Tensor) -> list[tuple[str, Mapping[int, Any]]]:
+    """Tables of the functions that a backward pass calls for a tensor, by the names of its attributes."""
+    return [(name, table) for name in _HOOKS if (table := getattr(tensor, name))]

@@ -35,7 +35,7 @@ from capture.key.code_names import (
 from capture.key.name_uses import name_uses
 from capture.key.objects import SHARDING, closed_package, has_state
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
-from capture.key.tensor_kind import is_leaf, refuses
+from capture.key.tensor_kind import hooks_on, is_leaf, refuses
 from capture.native import native
 from capture.state.cached_results import cached_in, misses_of
 from capture.state.namespaces import Namespace, holds_state, is_of_users, scope_of, users_classes
@@ -352,9 +352,8 @@ def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[F
                 if attributes := value.__dict__:
                     todo += _namespace(state, "attribute", value, attributes, f"{path}.", source)
                 todo += _gradient(source, value)
-                for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-                    if hooks := getattr(value, name):
-                        todo += _hooks(source, name, hooks)
+                for name, hooks in hooks_on(value):
+                    todo += _hooks(source, name, hooks)
         elif id(value) not in entered:
             entered.add(id(value))
             if kind is torch.Generator:

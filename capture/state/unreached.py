@@ -160,8 +160,8 @@ class Unreached:
         return bool(new)
 
     def _held_by_others(self, codes: set[types.CodeType]) -> tuple[list[Any], bool]:
-        """Functions with this code, and objects that have them as methods: those that are alone, and whether there are
-        such of which frames have to tell."""
+        """Functions with this code, their partials, and objects that have them as methods: those that are alone, and
+        whether there are such of which frames have to tell."""
         by_id = {id(code) for code in codes}
         functions = [
             referrer for referrer in gc.get_referrers(*codes)
@@ -183,8 +183,8 @@ class Unreached:
                 for objects in (_objects_of(kind),) if own else ():
                     for method in own:
                         methods[method.__code__] += objects
-        alone, is_open = list[Any](), False
-        for code in codes:
+        alone, is_open = list[Any](filter(_is_partial, holders)), False
+        for code in codes:  # a partial has arguments of such a function, which it may read as one reads its cells
             those = [function for function in functions if function.__code__ is code]
             for candidates in (those, methods[code]):
                 if len(candidates) == 1:
@@ -193,6 +193,10 @@ class Unreached:
                     self._may_be.setdefault(code, []).extend(map(weakref.ref, candidates))
                     is_open = True
         return alone, is_open
+
+
+def _is_partial(value: Any) -> bool:
+    return type(value) is functools.partial
 
 
 def _may_keep_state(code: types.CodeType, scopes: Iterable[dict[str, Any]]) -> bool:

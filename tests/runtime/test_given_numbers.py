@@ -331,6 +331,7 @@ def test_the_other_recording_is_not_counted() -> None:
         assert sum(tree.root.counts.values()) == len(found)
 
 
+@pytest.mark.slow
 def test_reads_that_come_before_others_later() -> None:
     """A hook that logs is registered between calls: what it reads moves the numbers of the reads that operators get."""
 
