@@ -43,7 +43,7 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.formulas import NotedReads, asks_for_classes, is_of_read, place_of, read_by_number
 from capture.runtime.noted_math import noting_math
-from capture.runtime.noted_numbers import Formula, Noting, Question, holds_noted
+from capture.runtime.noted_numbers import Formula, Noting, Question, holds_noted, others_than
 from capture.runtime.noted_runs import noted_amounts, watched_with
 from capture.runtime.numbers import (
     NAMED,
@@ -73,7 +73,6 @@ _FIRST_KEYS = 2  # of a training step: without gradients and with them
 _MOST_TRIES = 3  # runs in which the step of an optimizer shows too little of its numbers
 _MOST_PLACES = 16  # numbers in Python state, which are read in each call
 _MOST_ROUNDS = 4  # in which further places become arguments
-_FAR = 1013  # as an index it raises
 _TRIED = 4096
 _MOST_VALUES = 40_000  # that are computed to find other numbers
 
@@ -733,7 +732,7 @@ def _left_after_others(
     read = {} if first.reads is None else first.reads.read
     wanted = frozenset(read)
     variables: list[Variable] = [*range(len(own)), *[("read", number) for number in read]]
-    before, left = dict(zip(variables, (*own, *read.values()), strict=True)), _not_told(first.noting)
+    before, left = dict(zip(variables, (*own, *read.values()), strict=True)), first.noting.not_told()
     may_give, given_to_operators = bool(read) and _may_give(captured, call), dict[str, Formula]()
     for others in _like(first.noting, before):
         differing = {text for text, formula in left.items() if _differs(formula, before, others)}
@@ -819,13 +818,6 @@ def _is_compared(text: str, read: Break) -> bool:
     return (not text.startswith(RETURNED) or text.startswith(ASKED)) and read.kind != "island"
 
 
-def _not_told(noting: Noting) -> dict[str, Formula]:
-    """Formulas, by text, whose value no answer fixes. C code might use them unnoticed, as an index."""
-    told = [question.fixed(answer) for question, answer in noting.questions.items()]
-    fixed = {formula.text() for formula in told if formula is not None}
-    return {text: formula for formula in noting.formulas.values() if (text := formula.text()) not in fixed}
-
-
 Numbers = Mapping[Variable, Any]
 
 
@@ -837,11 +829,11 @@ def _differs(formula: Formula, own: Numbers, others: Numbers) -> bool:
 def _like(noting: Noting, own: Numbers) -> Iterator[Numbers]:
     """Other numbers with the same answers, first those by which most formulas differ."""
     candidates: list[tuple[int, Numbers]] = []
-    left = _not_told(noting).values()
+    left = noting.not_told().values()
     if not noting.questions:
         yield from _near(own, left)
     tried = min(_TRIED, _MOST_VALUES // (len(left) + 1))  # a step of Adam has some formulas a parameter
-    for numbers in itertools.islice(_others(noting, [*own.values()]), tried):
+    for numbers in itertools.islice(others_than([*own.values()], noting.formulas.values()), tried):
         others: Numbers = dict(zip(own, numbers, strict=True))
         try:
             alike = all(type(formula.value(others)) is type(formula.value(own)) for formula in left)
@@ -865,19 +857,3 @@ def _near(own: Numbers, formulas: Iterable[Formula]) -> Iterator[Numbers]:
                 yield others
         except (ArithmeticError, ValueError, TypeError):
             continue
-
-
-def _others(noting: Noting, own: Sequence[Number]) -> Iterator[list[Number]]:
-    """Other numbers: first far ones, as they are no indices, then those nearby. What is divided by a number may have to
-    keep the remainder."""
-    divisors = [formula.operands[1] for formula in noting.formulas.values() if formula.operation in ("mod", "floordiv")]
-    period = math.lcm(*[number for number in divisors if type(number) is int and 0 < number < _FAR**2]) or 1
-    for far, near in itertools.product((-_FAR, _FAR, 0, -1, 1, 2, 3), range(-8, 9)):
-        shift = far * period + near
-        if shift:
-            yield [
-                number + shift * (at + 1) if type(number) is int else number + shift / 7
-                for at, number in enumerate(own)
-            ]
-            yield [number + shift if type(number) is int else number * (1 + shift / 64) for number in own]
-            yield from ([number + shift * (at == only) for at, number in enumerate(own)] for only in range(len(own)))

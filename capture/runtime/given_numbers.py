@@ -243,7 +243,8 @@ def meet_others(captured: Captured, entry: Entry, values: Values) -> bool:
     if not are_wanted(captured):
         return False
     entries = captured.entries()
-    if numbers.twin_of(entry, entries, (), values) is None and numbers.changing_places(captured, entry) is None:
+    twins, changing = numbers.twins_of(entry, entries, (), values), numbers.changing_places(captured, entry)
+    if next(twins, None) is None and next(changing, None) is None:
         return False
     give_up(captured)
     return True

@@ -59,17 +59,22 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     begins = tree.backend.lifts_numbers and not (tree.path or tree.warm)
     if not plain or not begins or not any(type(value) in (float, int) for value in bound.values):
         return MISS
-    twin = numbers.twin_of(entry, captured.entries(), captured.lifted, bound.values)
-    if twin is None or twin[0].plan is None or twin[0].plan.collectives:  # it takes runs that other ranks do not make
+    found = [
+        (twin, positions)
+        for twin, positions in numbers.twins_of(entry, captured.entries(), captured.lifted, bound.values)
+        if not _is_known_apart(captured, twin, positions, bound.values)
+    ]
+    twins = [twin for twin, positions in found if positions == found[0][1]]
+    if not twins or any(twin.plan is None or twin.plan.collectives for twin in twins):  # of runs that other ranks make
         return MISS
-    first_place = len(captured.binder.names) - len(captured.binder.places)
-    if max(twin[1]) >= first_place and others_may_run():  # who would see the numbers put there
+    positions, first_place = found[0][1], len(captured.binder.names) - len(captured.binder.places)
+    if max(positions) >= first_place and others_may_run():  # who would see the numbers put there
         return MISS
     if _lifting._is_owned() or not _lifting.acquire(blocking=False):  # somebody compares entries, and takes some away
         return MISS
     run = BodyRun()
     try:
-        lifted = body_run.during(run, _lifted, (captured, entry, bound, *twin, tree))
+        lifted = body_run.during(run, _lifted, (captured, entry, bound, twins, positions, tree))
     except Exception as error:
         if run.error is not error:
             raise
@@ -82,7 +87,7 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
             captured.optimizers.numbers_of_call.clear()
         return MISS
     for lifted_before in tuple(captured.lifted):
-        if lifted_before.entry is twin[0]:  # it serves the values of fewer numbers
+        if any(lifted_before.entry is twin for twin in twins):  # it serves the values of fewer numbers
             _lift_no_more(captured, lifted_before)
     alive = [lifted_before for lifted_before in captured.lifted if lifted_before.node.recording is not None]
     captured.lifted[:] = [*alive[-_MOST_LIFTED:], lifted]
@@ -90,6 +95,12 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     result = _compare_numbers(captured, lifted, bound, bound.leaves)
     lifted.count = Count()  # it was the number that was recorded: the next one shows more
     return result
+
+
+def _is_known_apart(captured: Captured, twin: Entry, positions: tuple[int, ...], values: Values) -> bool:
+    """Whether the body is known to ask something of the numbers that has another answer for those of another entry."""
+    now, then = [values[at] for at in positions], [numbers.number_of(twin.key[1][at]) for at in positions]
+    return any(one.positions == positions and one.watched.tells_apart(now, then) for one in captured.lifted)
 
 
 def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> bool:
@@ -100,20 +111,24 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
         return False
     if len(captured.binder.places) >= _MOST_PLACES or others_may_run():  # who would see the numbers put there
         return False
-    changing = numbers.changing_places(captured, entry)
-    if changing is None or not captured.read_numbers.isdisjoint(place.path for place in changing.places):
+    found = [*numbers.changing_places(captured, entry)]
+    changing = [one for one in found if [at.key() for at in one.places] == [at.key() for at in found[0].places]]
+    if not changing or not captured.read_numbers.isdisjoint(place.path for place in changing[0].places):
         return False
     run = BodyRun()
     try:
-        found = body_run.during(run, _are_lifted, (captured, bound, changing))
+        lifted = body_run.during(run, _are_lifted, (captured, bound, changing))
     except Exception as error:
         if run.error is not error:
             raise
-        found = None
-    if found is None:
-        captured.read_numbers.update(one.path for one in changing.places)
+        lifted = None
+    if lifted is None:
+        captured.read_numbers.update(one.path for one in changing[0].places)
         return False
-    places, watched = found
+    places, watched = lifted
+    if not places:
+        captured.lifts_left = max(captured.lifts_left - 1, 0)
+        return False
     captured.take_inputs(places)
     captured.note_computed(watched.computed)
     captured.optimizers.follow(place.read for place in places)
@@ -127,11 +142,13 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
 
 
 def _are_lifted(
-    captured: Captured, bound: Call, changing: numbers.Changing
+    captured: Captured, bound: Call, changing: Sequence[numbers.Changing]
 ) -> tuple[list[InputPlace], numbers.Watched] | None:  # fmt: skip
     """What a run with them as arguments showed, if only operators get them, and the body leaves what follows from them.
-    Where that is the number in a further place, this becomes an argument, too."""
-    own, places = [one.read() for one in changing.places], [*changing.places]
+    Where that is the number in a further place, this becomes an argument, too. No places where the body was answered
+    something else in all runs before: the next one may show more."""
+    places = [*changing[0].places]
+    own = [one.read() for one in places]
     for _ in range(_MOST_ROUNDS):
         call = captured.call((*bound.values, *[one.read() for one in places]), bound.leaves)
         call.binder = with_places(call.binder, places)
@@ -144,19 +161,26 @@ def _are_lifted(
             return None
     if watched is None or watched.unplaced:
         return None
-    return (places, watched) if len(places) > len(own) or changing.follow(watched, own) else None
+    if len(places) > len(own) or any(one.follow(watched, own) for one in changing):
+        return places, watched
+    return None if any(watched.holds(one.then) for one in changing) else ([], watched)
 
 
 def _lifted(
-    captured: Captured, entry: Entry, bound: Call, twin: Entry, positions: tuple[int, ...], tree: Tree
+    captured: Captured, entry: Entry, bound: Call, twins: Sequence[Entry], positions: tuple[int, ...], tree: Tree
 ) -> numbers.Lifted | None:  # fmt: skip
     """Record both calls, without a trace, and compare what was recorded."""
     watched = numbers.noted_run(captured, bound, positions)
     if watched is None:
         captured.lifts_left = 0  # the code is the same with other numbers
         return None
-    captured.decisions_left = 0  # nothing asks them anything
-    now, then = [bound.values[at] for at in positions], [numbers.number_of(twin.key[1][at]) for at in positions]
+    now = [bound.values[at] for at in positions]
+    others = ((one, [numbers.number_of(one.key[1][at]) for at in positions]) for one in twins)
+    alike = next(((one, own) for one, own in others if watched.holds(own)), None)
+    if alike is None:  # of another one the body was told something else
+        return None
+    twin, then = alike
+    captured.decisions_left = 0  # the answers are not all that comes of them
     captured.note_computed(watched.computed)
     node, twin_node = (
         _node_at_root(captured, each, numbers.with_numbers(bound.values, positions, own), bound.leaves, tree)
@@ -223,7 +247,8 @@ def _found(
         if at in watched.amounts
         or (watched.computed is not None and watched.computed.has(at, captured.binder.names[at].strip("<>")))
     }  # fmt: skip
-    return numbers_or_reason if len(reached | counted) == len(now) else "a number reaches no operator"
+    asked = frozenset[int]().union(*(question.origins() for question, _ in watched.asked))
+    return numbers_or_reason if len(reached | counted | asked) == len(now) else "a number reaches no operator"
 
 
 def _left(node: Node) -> Any:

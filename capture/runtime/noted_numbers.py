@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import math
 import operator
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ _EQUAL = frozenset({("eq", True), ("ne", False), ("bool", False)})
 _MOST = 256
 """Formulas of one run. A body that computes more numbers than that does not pass them on as they are."""
 _MOST_QUESTIONS = 32
+_FAR = 1013  # as an index it raises
 _FEW = 2  # remainders: what is divided by this is told by the remainder itself
 _LARGEST = 1 << 53  # from there on not every whole number is a float
 _KEPT = frozenset({0.0, 1.0, -1.0, 0.5, -0.5, 2.0})
@@ -203,6 +205,8 @@ class Noting:
     """Whole numbers are ``NotedWhole``."""
     indices: list[Formula] = field(factory=list)
     """Those that were taken for an index or a length."""
+    is_rounded: bool = False
+    """Whole numbers were computed that are the same for several numbers of a call, as a remainder is."""
 
     def noted(self, value: Number | str, formula: Formula) -> Any:
         """The number, to be given to the body."""
@@ -240,6 +244,7 @@ class Noting:
         if self.asks and type(result) in _PLAIN and abs(result) < _LARGEST:
             if operation == "mod" and type(result) is int and type(plain[1]) is int and 0 < plain[1] <= _FEW:
                 return self.asked("value", (formula,), result)
+            self.is_rounded = self.is_rounded or (type(result) is int and not _is_told_apart(operation, operands))
             return self.noted(result, formula)
         if type(result) not in _PLAIN or (type(result) is int and not _is_told_apart(operation, operands)):
             self.is_read = True
@@ -258,9 +263,31 @@ class Noting:
         """All that was computed and asked."""
         return {one.text() for one in self.formulas.values()} | {one.text for one in self.questions}
 
+    def not_told(self) -> dict[str, Formula]:
+        """Formulas, by text, whose value no answer fixes. C code might use them unnoticed, as an index."""
+        told = [question.fixed(answer) for question, answer in self.questions.items()]
+        fixed = {formula.text() for formula in told if formula is not None}
+        return {text: formula for formula in self.formulas.values() if (text := formula.text()) not in fixed}
+
     def count_questions(self) -> int:
         """How often the body itself asks."""
         return sum(question.operation != "raises" for question in self.questions)
+
+
+def others_than(own: Sequence[Number], formulas: Iterable[Formula]) -> Iterator[list[Number]]:
+    """Other numbers: first far ones, as they are no indices, then those nearby. What is divided by a number may have to
+    keep the remainder."""
+    divisors = [formula.operands[1] for formula in formulas if formula.operation in ("mod", "floordiv")]
+    period = math.lcm(*[number for number in divisors if type(number) is int and 0 < number < _FAR**2]) or 1
+    for far, near in itertools.product((-_FAR, _FAR, 0, -1, 1, 2, 3), range(-8, 9)):
+        shift = far * period + near
+        if shift:
+            yield [
+                number + shift * (at + 1) if type(number) is int else number + shift / 7
+                for at, number in enumerate(own)
+            ]
+            yield [number + shift if type(number) is int else number * (1 + shift / 64) for number in own]
+            yield from ([number + shift * (at == only) for at, number in enumerate(own)] for only in range(len(own)))
 
 
 def _is_told_apart(operation: str, operands: Sequence[Any]) -> bool:

@@ -4,10 +4,13 @@ A number is a part of the key, so each value is a recording of its own. Where on
 Python's arithmetic makes another one of it, one recording serves all values: before a replay the numbers are put where
 the engine has them. That is found out, not declared, when a second value comes:
 
-* the body runs with a number that notes what Python code does with it (``noted_numbers``): a comparison, a text of it
-  and all else that reads it keep it in the key, as do functions in C that would read it unnoticed (but for ``math``:
+* the body runs with a number that notes what Python code does with it (``noted_numbers``): a text of it and all else
+  that reads it keep it in the key, as do functions in C that would read it unnoticed (but for ``math``:
   ``noted_math``). For a whole number, which may be an index or a length, it runs again, with one that is none, and
   with one that a float on its left asks;
+* what it compares them with is asked again before each replay, as in ``min(0.99, (1 + t) / (10 + t))``: this recording
+  serves the numbers with the same answers, and others are shown by a run with such ones. Numbers of which the body only
+  asks something are left to ``decisions``;
 * what the body leaves in Python state, or returns, of such a number has a formula (``formulas``), which a replay
   computes again: ``self.t += self.dt``;
 * recordings differ in these numbers alone (``engines.cpu.lifting``, ``engines.cuda.lifting``);
@@ -21,12 +24,13 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import math
 import operator
 import re
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -49,7 +53,7 @@ from capture.runtime.entry import Entry, Family
 from capture.runtime.fast_path import GoesOn, Shortcuts
 from capture.runtime.formulas import NotedReads, asks_for_classes
 from capture.runtime.noted_math import noting_math
-from capture.runtime.noted_numbers import Formula, Noting, holds_noted, may_vary
+from capture.runtime.noted_numbers import Formula, Noting, Question, holds_noted, may_vary, others_than
 from capture.runtime.noted_runs import noted_amounts, watched_with
 from capture.runtime.payoff import clock_of
 from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, State, Verified
@@ -141,6 +145,30 @@ class Watched:
     """Formulas of what the body left in Python state, and of its result, where it has any."""
     unplaced: Sequence[Change] = ()
     """Changes of places that have to be arguments of the call for that."""
+    asked: tuple[tuple[Question, Any], ...] = ()
+    """What the body asks of the numbers, with the answers: for others it may do something else."""
+    takes_index: bool = False
+    """A number was taken for an index or a length."""
+    is_rounded: bool = False
+    """See ``Noting``."""
+
+    def answers_alike(self, own: Sequence[Number]) -> bool:
+        """Whether the body is answered for these numbers what it was. Raises what Python does."""
+        return all(question.answer(own) == answer for question, answer in self.asked)
+
+    def holds(self, own: Sequence[Number]) -> bool:
+        """The same; not for numbers for which Python raises an error."""
+        try:
+            return self.answers_alike(own)
+        except (ArithmeticError, ValueError, TypeError):
+            return False
+
+    def tells_apart(self, own: Sequence[Number], others: Sequence[Number]) -> bool:
+        """Whether these questions alone have other answers for these numbers than for those."""
+        try:
+            return any(question.answer(own) != question.answer(others) for question, _ in self.asked)
+        except (ArithmeticError, ValueError, TypeError):
+            return True
 
     def values(self, own: Sequence[Number]) -> list[Number] | None:
         """All numbers that the body computes of its own; None where Python cannot."""
@@ -173,11 +201,15 @@ def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> Watch
     """Watch the body with numbers that note who reads them, and undo it. None where Python code reads a number, or may
     do so unnoticed, or where there is nothing to record."""
     own: list[Number] = [call.values[at] for at in positions]
-    if not any(type(one) is int for one in own):
-        return _noted(captured, call, positions, own)
-    both = _with_wholes(captured, call, positions, own)
+    has_int = any(type(one) is int for one in own)
+    both = _with_wholes(captured, call, positions, own) if has_int else _noted(captured, call, positions, own)
     if both is None:
         return None
+    if both.asked or both.is_rounded:
+        shows = not captured.lifted  # later the same numbers may count for the answers alone
+        return both if _goes_on_alike(captured, call, positions, both, own, shows=shows) else None
+    if not has_int:
+        return both
     for far in (-_UNLIKELY, _UNLIKELY):  # of the one ``math`` has no root, of the other a float no power
         shifts = [far * (at + 1) for at in range(len(own))]
         others = [one + shift if type(one) is int else one for one, shift in zip(own, shifts, strict=True)]
@@ -186,17 +218,40 @@ def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> Watch
     return None
 
 
+def _goes_on_alike(
+    captured: Captured, call: Call, positions: Sequence[int], watched: Watched, own: Sequence[Number], *, shows: bool
+) -> bool:  # fmt: skip
+    """Whether a run with other numbers, of which the body is answered the same, does the same. ``shows``: operators
+    have to see that they are others, as numbers that count for nothing but the answers are left to ``decisions``.
+    Numbers nearby would be indices as well, so none may be."""
+    if watched.takes_index:
+        return False
+    values, kinds = watched.values(own), [type(one) for one in own]
+    tried = itertools.islice(others_than(own, watched.formulas), _MOST_OTHERS)
+    for others in tried:
+        now = watched.values(others) if watched.holds(others) and [type(one) for one in others] == kinds else None
+        if values is None or now is None or not differ(values, now):
+            continue
+        return _agrees(captured, call, positions, watched, own, others, shows=shows)
+    return False
+
+
 def _agrees(
     captured: Captured, call: Call, positions: Sequence[int], watched: Watched, own: Sequence[Number],
-    others: Sequence[Number],
+    others: Sequence[Number], *, shows: bool = False,
 ) -> bool:  # fmt: skip
-    """A run with other numbers does the same, but for what follows from them."""
+    """A run with other numbers does the same, but for what follows from them. ``shows``: operators have to get that."""
     looks = watched.computed is None
     second = _tried(captured, call, positions, others, looks=looks)
-    if second is None or not watched.agrees(own, others, second.sequence, second.scalars):
+    if second is None or (shows and second.scalars == watched.scalars):
         return False
-    second = second if looks else _tried(captured, call, positions, others, has_wholes=True)
-    return second is not None and second.amounts == watched.amounts and second.left() == watched.left()
+    if not set(second.asked) <= set(watched.asked) or not watched.agrees(own, others, second.sequence, second.scalars):
+        return False
+    if not looks or watched.asked:
+        second = _tried(captured, call, positions, others, has_wholes=True)
+    if second is None or second.asked != watched.asked:
+        return False
+    return second.amounts == watched.amounts and second.left() == watched.left()
 
 
 def _tried(
@@ -228,6 +283,7 @@ def _with_wholes(captured: Captured, call: Call, positions: Sequence[int], own: 
     return evolve(wholes, scalars=ints.scalars, formulas=tuple(formulas.values()))
 
 
+_MOST_OTHERS = 2048  # that are computed to find some with the same answers
 _UNLIKELY = 1013
 """Indices, lengths and repetitions by its negative raise, or come to nothing."""
 
@@ -262,7 +318,7 @@ def _noted(
     looks: bool = True,
 ) -> Watched | None:  # fmt: skip
     """``looks``: at what the run leaves; it is known else."""
-    noting, amounts = Noting(has_wholes=has_wholes), dict[int, int]()
+    noting, amounts = Noting(asks=True, has_wholes=has_wholes), dict[int, int]()
     noted = evolve(call, values=with_numbers(call.values, positions, noting.begin(own)))
     noted.amounts = noted_amounts(noted, noting, own, positions, amounts)
     noted.formulas = reads = NotedReads(noting, frozenset(), tuple(positions))
@@ -275,10 +331,16 @@ def _noted(
         return None
     if reads_in_c(watched.ran, but=None if others_may_run() else math):
         return None
-    formulas = tuple(noting.formulas.values())
-    raising = tuple([formula for formula in formulas if formula.may_raise()])
+    asked = tuple([one for one in noting.questions.items() if one[0].operation != "raises"])
+    if noting.has_raised or any(answer and one.operation == "raises" for one, answer in noting.questions.items()):
+        return None
+    raising = tuple([formula for formula in noting.formulas.values() if formula.may_raise()])
+    seen = Watched(
+        facts.sequence, facts.scalars, tuple(noting.not_told().values()), amounts, raising, asked=asked,
+        takes_index=bool(noting.indices), is_rounded=noting.is_rounded,
+    )  # fmt: skip
     if not looks:
-        return Watched(facts.sequence, facts.scalars, formulas, amounts, raising)
+        return seen
     left = [leaf.value for several in described.effects for leaf in several.leaves]
     left += [leaf.value for leaf in described.outputs]
     if reads.is_lost or any(map(holds_noted, left)):
@@ -290,7 +352,7 @@ def _noted(
     if any(number_of_place(call.binder.places, one.source) is not None for one in changed):
         return None  # the body itself puts another number there
     unplaced = () if computed is None else reads.unplaced
-    return Watched(facts.sequence, facts.scalars, formulas, amounts, raising, computed, unplaced)
+    return evolve(seen, computed=computed, unplaced=unplaced)
 
 
 def _only_computes(facts: Facts, watched: ObservedRun) -> bool:
@@ -308,13 +370,13 @@ def may_lift(entry: Entry) -> bool:
     return not entry.has_reads or (executes and undoable and entry.goes_one_way)
 
 
-def twin_of(
+def twins_of(
     entry: Entry, entries: Sequence[Entry], lifted: Sequence[Lifted], values: Values
-) -> tuple[Entry, tuple[int, ...]] | None:
-    """An entry that is, or can be, recorded, whose key has other numbers than this one's, and the positions of their
+) -> Iterator[tuple[Entry, tuple[int, ...]]]:
+    """Entries that are, or can be, recorded, whose keys have other numbers than this one's, and the positions of their
     parameters. Where that is one of ``lifted`` numbers, those are to be others, too."""
     if len(entries) > _MOST_FAMILIES:
-        return None
+        return
     lifted_of = {id(lifted_call.entry): lifted_call for lifted_call in lifted}
     for candidate in entries:
         if (
@@ -328,8 +390,7 @@ def twin_of(
         if not at or (less is not None and (not less.is_there() or not set(less.positions) <= set(at))):
             continue
         if all(type(values[position]) in (float, int) for position in at):
-            return candidate, at
-    return None
+            yield candidate, at
 
 
 def _differing(key: Any, other: Any) -> tuple[int, ...]:
@@ -353,8 +414,8 @@ class Changing:
         return watched.agrees(own, self.then, self.facts.sequence, self.facts.scalars)
 
 
-def changing_places(captured: Captured, entry: Entry) -> Changing | None:
-    """Numbers in which alone the key of an entry differs from that of one that is, or can be, recorded."""
+def changing_places(captured: Captured, entry: Entry) -> Iterator[Changing]:
+    """Numbers in which alone the key of an entry differs from those of others that are, or can be, recorded."""
     entries = captured.entries()
     for candidate in entries if len(entries) <= _MOST_FAMILIES else ():
         is_recorded = candidate.phase in ("warm", "ready") and candidate.region is None and may_lift(candidate)
@@ -366,9 +427,8 @@ def changing_places(captured: Captured, entry: Entry) -> Changing | None:
             if found:
                 places, then = zip(*found, strict=True)
                 if candidate.facts.calls_foreign and sets_anew(candidate, places):
-                    return None
-                return Changing(places, then, candidate.facts)
-    return None
+                    return
+                yield Changing(places, then, candidate.facts)
 
 
 def sets_anew(entry: Entry, places: Sequence[InputPlace]) -> bool:
@@ -531,6 +591,8 @@ class Lifted:
             call_numbers = own if self._is_plain else [self.watched.formulas[at].value(own) for at in used]
             for formula in self.watched.raising:
                 formula.value(own)
+            if not self.watched.answers_alike(own):
+                return None
         except (ArithmeticError, ValueError, TypeError):  # Python raises that again, in the body
             return None
         for number, value in enumerate(call_numbers):

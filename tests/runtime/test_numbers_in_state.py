@@ -84,7 +84,7 @@ def put_temperature(net: Net, value: Any) -> None:
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("kind", "put", "lifts"),
-    [(Attribute, put_alpha, True), (Deeper, put_temperature, True), (Read, put_alpha, False),
+    [(Attribute, put_alpha, True), (Deeper, put_temperature, True), (Read, put_alpha, True),
      (Written, put_alpha, True), (Advanced, put_alpha, False)],
 )  # fmt: skip
 def test_attributes(kind: type[Net], put: Callable[[Net, Any], None], *, lifts: bool) -> None:
