@@ -235,6 +235,15 @@ def _context(walk: ReadWalk, value: contextvars.ContextVar[Any], path: str) -> N
         walk.guard_place((id(value), None), held, source)
 
 
+def _other_context(walk: ReadWalk, value: contextvars.Context, path: str) -> None:
+    """A context that code keeps: others may run in it, and set its variables."""
+    known = tuple(value.items())
+    for at, (_, held) in enumerate(known):
+        walk.enter_value(held, f"{path}[{at}]")
+    read = functools.partial(_has_set, value, known)
+    walk.found.guards.append(Guard("value", Source("call", read, None, path), True))
+
+
 def _reference(walk: ReadWalk, value: weakref.ref[Any], path: str) -> None:
     held = value()
     if held is not None:
@@ -291,6 +300,10 @@ def _thread_local(walk: ReadWalk, value: threading.local, path: str) -> None:
     walk.guard_names(own, own, walk.names.of_class(type(value)), path)
 
 
+def _has_set(context: contextvars.Context, known: tuple[tuple[contextvars.ContextVar[Any], Any], ...]) -> bool:
+    return len(context) == len(known) and all(context.get(variable, MISSING) is value for variable, value in known)
+
+
 def _is_dead(reference: weakref.ref[Any]) -> bool:
     return reference() is None
 
@@ -320,6 +333,7 @@ OPENED: tuple[tuple[Any, Opener], ...] = (
     (bytearray, _array),
     (functools._lru_cache_wrapper, _cache),
     (contextvars.ContextVar, _context),
+    (contextvars.Context, _other_context),
     (weakref.ref, _reference),
     (_VIEWS, _view),
     ((staticmethod, classmethod), _wrapped),

@@ -361,6 +361,17 @@ state = Box(values=[3.0, -4.0], key=abs)"""
         added="VARIABLE.set(3.0)",
     ),
     kind(
+        "context that is kept",
+        """
+VARIABLE = contextvars.ContextVar('VARIABLE')
+CONTEXT = contextvars.Context()
+CONTEXT.run(VARIABLE.set, 2.0)
+state = Box()"""
+        + reads("CONTEXT.get(VARIABLE, 9.0)"),
+        replaced="CONTEXT = contextvars.Context()",
+        in_place="CONTEXT.run(VARIABLE.set, 3.0)",
+    ),
+    kind(
         "thread-local",
         "LOCAL = threading.local()\nLOCAL.scale = 2.0\nstate = Box()"
         + reads("LOCAL.scale + getattr(LOCAL, 'more', 0)"),
