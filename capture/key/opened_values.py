@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from capture.key import objects, pytree
 from capture.key.pytree import PLAIN_TYPES
+from capture.key.signature import is_told_by_identity
 
 _LEAVES = PLAIN_TYPES - {slice, torch.Size} | {torch.Tensor, torch.nn.Parameter}
 _NOT_SET = ...
@@ -20,6 +22,12 @@ Opened = tuple[Any, ...] | None
 
 class _NotInC(Exception):
     """A value that C cannot open in the way in which the key does."""
+
+
+class ById(tuple[weakref.ref[Any], weakref.ref[type]]):
+    """An object that the key tells by identity: weak references to it and to its class."""
+
+    __slots__ = ()
 
 
 def opened_values(values: Sequence[Any], leaves: Sequence[Any]) -> tuple[tuple[Opened, ...], tuple[Any, ...]] | None:
@@ -50,11 +58,21 @@ def _node(value: Any, opened: list[Any], met: set[int]) -> Opened:
         return (kind, tuple([_node(member, opened, met) for member in value]), None, None, None, kind is list)
     if kind in (dict, defaultdict):
         return (kind, None, _part(value.items(), opened, met), None, None, True)
+    if is_told_by_identity(value):
+        opened.append(_by_id(value))
+        return None
     is_object = pytree.is_object(kind) and objects.is_plain(kind) and not pytree.is_registered(kind)
     if not is_object or id(value) in met or objects.is_own_dict(value) or _has_class_defaults(value):
         raise _NotInC
     met.add(id(value))
     return _object_node(value, opened, met)
+
+
+def _by_id(value: Any) -> ById:
+    try:
+        return ById((weakref.ref(value), weakref.ref(type(value))))
+    except TypeError:
+        raise _NotInC from None
 
 
 def _has_class_defaults(value: Any) -> bool:

@@ -526,7 +526,7 @@ def switches_of(module: torch.nn.Module) -> Switches:
             below = (leads_nowhere.get(id(child), False) for child in submodule.children())
             leads_nowhere[id(submodule)] = _names_no_module(submodule) and all(below)
         for submodule in module.modules():
-            names = ("training", *[name for name in _SWITCHES if name in submodule.__dict__])
+            names = _names_of_switches(submodule)
             if "training" in submodule.__dict__ and leads_nowhere[id(submodule)]:
                 owns += [(submodule.__dict__, name) for name in names]
             else:
@@ -539,6 +539,18 @@ def switches_of(module: torch.nn.Module) -> Switches:
         # removed by a callback in C, as for tokens
         lists[_Reference(module, lists.pop)] = tuple(owns), tuple(weak), tuple(sharded.values())
     return next(iter(lists.values()))
+
+
+def _names_of_switches(module: torch.nn.Module) -> tuple[str, ...]:
+    return ("training", *[name for name in _SWITCHES if name in module.__dict__])
+
+
+def weak_switches_of(module: torch.nn.Module) -> Switches:
+    """As ``switches_of``, all by weak references: for a module that may die before what is made of this."""
+    weak = [(weakref.ref(one), name) for one in module.modules() for name in _names_of_switches(one)]
+    lazy = (one for one in module.modules() if isinstance(one, torch.nn.modules.lazy.LazyModuleMixin))
+    weak += [(weakref.ref(one), "__class__") for one in lazy]
+    return (), tuple(weak), switches_of(module)[2]
 
 
 _NAMES_NONE = pytree.PLAIN_TYPES | {types.BuiltinFunctionType, type}
@@ -558,6 +570,17 @@ def _names_no_module(module: torch.nn.Module) -> bool:
 
 def _identity_key(value: Any, leaves: Leaves) -> Any:
     return (type(value), identity_token(value))
+
+
+def is_told_by_identity(value: Any) -> bool:
+    """Whether the part of the key is the object's identity and its class, of a module with its switches besides."""
+    part = _PARTS.get(type(value)) or _other_parts.get(type(value))
+    if part is module_key:
+        return True
+    if part not in (_undecided_key, _closed_key, _identity_key):
+        return False
+    made = _identity_key(value, Leaves()) if part is _identity_key else _closed_key(value, Leaves())
+    return type(made) is tuple and len(made) == 2 and type(made[1]) is Token
 
 
 def _method_key(value: Any, leaves: Leaves) -> Any:

@@ -161,6 +161,19 @@ static int are_alike(FastPath *self, PyObject *const *tensors, uint64_t *address
     return same;
 }
 
+/* Stands for an object that is told by identity: weak references to it and to its class. No value is such a tuple. */
+static int is_by_id(PyObject *constant)
+{
+    return PyTuple_Check(constant) && PyTuple_GET_SIZE(constant) == 2 &&
+           PyWeakref_Check(PyTuple_GET_ITEM(constant, 0)) && PyWeakref_Check(PyTuple_GET_ITEM(constant, 1));
+}
+
+static int is_told(PyObject *constant, PyObject *value)
+{
+    return value == referent_of(PyTuple_GET_ITEM(constant, 0)) &&
+           (PyObject *)Py_TYPE(value) == referent_of(PyTuple_GET_ITEM(constant, 1));
+}
+
 /* Arguments of the same kinds: 1 with the tensors and their addresses, 0, -1. */
 static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uint64_t *addresses)
 {
@@ -170,7 +183,7 @@ static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uin
         if (constant == self->steps.miss) {
             tensors[count++] = values[i];
         } else {
-            int equal = same_value(constant, values[i]);
+            int equal = is_by_id(constant) ? is_told(constant, values[i]) : same_value(constant, values[i]);
             if (equal <= 0)
                 return equal;
         }

@@ -23,8 +23,8 @@ from capture.guards.recording_guard import nothing_to_check
 from capture.key import pytree
 from capture.key.code_names import SMALL, part_of
 from capture.key.modes import Here, modes_like_now
-from capture.key.opened_values import Opened, opened_values
-from capture.key.signature import Leaf, switches_of
+from capture.key.opened_values import ById, Opened, opened_values
+from capture.key.signature import Leaf, switches_of, weak_switches_of
 from capture.key.tensor_meta import leading_ones, span_bytes
 from capture.native import MISS, MOST_PATHS, MOST_VALUES, native
 from capture.runtime.captured import Captured
@@ -110,6 +110,7 @@ class Shortcuts:
         # C opens no objects that are named there, and does not know which containers the body changes
         if opened is None and not captured.annotation.static and not _may_be_changed(captured, values):
             nodes, opened = opened_values(values, leaves) or (None, None)
+            nodes = nodes if nodes and any(nodes) else None
         if opened is None or len(opened) > MOST_VALUES:
             return
         path = _path(captured, values, leaves, entry, here, goes_on, opened, nodes)
@@ -215,6 +216,9 @@ def _path(
     guards = _guards_of_defaults(function)
     if not captured.stateless:
         guards += _key_guards(captured, len(values))
+    for value in [leaf[0]() for leaf in opened if type(leaf) is ById]:
+        if isinstance(value, torch.nn.Module):
+            guards += switch_guards(weak_switches_of(value))
     order, spans, shared = _layout(leaves)
     trees = in_use()
     family = entry.family
@@ -331,7 +335,7 @@ def _given(captured: Captured, values: Values) -> tuple[int, int] | None:
     if binder.by_position is not None:
         exactly = binder.by_position(tuple(values))
         are_given = exactly is not None and exactly <= binder.positional
-        simple = are_given and not any(type(value) in _KINDS for value in values[exactly:])
+        simple = are_given and all(type(value) in SAME for value in values[exactly:])
         return (exactly, exactly) if simple and exactly is not None else None
     most, least = binder.positional, None
     for count in range(most, -1, -1):
@@ -341,7 +345,7 @@ def _given(captured: Captured, values: Values) -> tuple[int, int] | None:
         except TypeError:
             break
         same = len(bound) == len(values) and all(map(operator.is_, bound, values))
-        if not same or any(type(value) in _KINDS for value in left):
+        if not same or any(type(value) not in SAME for value in left):
             break
         least = count
     return None if least is None else (least, most)
