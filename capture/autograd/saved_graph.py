@@ -33,6 +33,7 @@ from capture.autograd import inner_results, leaf_swap, live_graph
 from capture.autograd.leaf_swap import Lent, lent
 from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
 from capture.autograd.recomputation import Blocks, Recomputation
+from capture.autograd.result_groups import CAN_KEEP, Group, groups_of, unpack_saved
 from capture.engines.base import Geometry
 from capture.key import pytree
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
@@ -53,7 +54,7 @@ from capture.torch_private.autograd import (
     stale_streams_overridden,
     writes_saved_tensors,
 )
-from capture.torch_private.capabilities import NO_TASK, graph_task
+from capture.torch_private.capabilities import NO_TASK, graph_task, unseen
 from capture.torch_private.checkpoints import without_recomputing
 from capture.torch_private.cuda import is_capturing
 from capture.torch_private.devices import is_capturing_now
@@ -207,12 +208,14 @@ class SavedTensorHooks:
     """Hooks on saved tensors that put ``SavedTensor``s in their places. The graph refers to this object, and to nothing
     that refers to it."""
 
-    __slots__ = ("_saved_tensors", "blocks", "is_marking", "passes")
+    __slots__ = ("_saved_tensors", "blocks", "is_marking", "noted", "passes")
 
     def __init__(self) -> None:
         self.passes = Passes()
         self.is_marking = False
         """Whether ``unpack`` is called to find seeds of attention kernels, not for a backward pass."""
+        self.noted: list[SavedTensor] | None = None
+        """What was unpacked, where ``unpack`` is called to find who saved what."""
         self._saved_tensors: list[weakref.ref[SavedTensor]] = []
         """The ``SavedTensor``s of the body's run. After the run parts of its graph may be gone."""
         self.blocks: Blocks | None = None
@@ -251,6 +254,9 @@ class SavedTensorHooks:
 
     def unpack(self, saved_tensor: SavedTensor) -> torch.Tensor:
         """The tensor of this call that a ``SavedTensor`` stands for."""
+        if self.noted is not None and saved_tensor.tensor is not None:
+            self.noted.append(saved_tensor)
+            return saved_tensor.tensor
         if saved_tensor.tensor is not None:
             saved_tensor.is_seed = self.is_marking and may_be_seed(saved_tensor.tensor)
             return saved_tensor.tensor if self.is_marking else saved_tensor.tensor.detach()
@@ -264,6 +270,18 @@ class SavedTensorHooks:
         tensor = tensor.conj() if saved_tensor.conj else tensor
         tensor = tensor.neg() if saved_tensor.neg else tensor
         return on_host(tensor) if saved_tensor.is_seed and not is_capturing() else tensor
+
+    def saved_by(self, node: Any) -> list[int]:
+        """Positions of what the node saved. Raises ``LookupError`` where nobody knows."""
+        self.noted = []
+        try:
+            unpack_saved(node)
+            positions = [saved_tensor.index for saved_tensor in self.noted]
+        finally:
+            self.noted = None
+        if any(position < 0 for position in positions):
+            raise LookupError
+        return positions
 
     def mark_seeds(self, ends: Sequence[torch.Tensor]) -> None:
         """Find what was drawn from by attention kernels that were captured: such seeds lie on the device."""
@@ -284,6 +302,8 @@ class SavedGraph:
     outputs: tuple[GradientEdge, ...] = ()
     inner_results: tuple[tuple[int, GradientEdge], ...] = ()
     """Places of outputs that others are made of, with their positions."""
+    groups: tuple[Group, ...] = ()
+    """Of what is saved, where some results can be differentiated one after another."""
     inputs: tuple[GradientEdge, ...] = ()
     """Where the gradients of arguments and then of ``parameters`` are computed."""
     uses: tuple[int, ...] = ()
@@ -599,6 +619,7 @@ class GraphSaver:
             self._note_edges(ends)
             self.program.inner_results = tuple([(at, _edge_of(attached[at])) for at in inner_results.found(attached)])
             saved = self._find_saved(list(detached.values()))
+            self.program.groups = self._groups(attached)
         pair = ForwardOutputs(_replaced(result, detached), tuple(detached.values()), tuple(saved))
         pair.program = self.program
         self._pair = pair
@@ -744,6 +765,13 @@ class GraphSaver:
             if several:
                 self._hooks.append((node, SeveralUses(program.hooks.passes, several)))
         return tuple(number for number in range(len(program.inputs)) for _ in range(uses[number] or 1))
+
+    def _groups(self, attached: Sequence[torch.Tensor]) -> tuple[Group, ...]:
+        program = self.program
+        if len(attached) == 1 or not CAN_KEEP or program.again.blocks or program.donates:
+            return ()
+        with unseen():
+            return groups_of(attached, [edge.node for edge in program.inputs], program.hooks.saved_by)
 
     def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Where each saved tensor is found; gives those that the body made."""

@@ -26,6 +26,7 @@ from typing_extensions import override
 from capture.autograd import accumulate_grad, higher_order, inner_results, leaf_swap, sole_use
 from capture.autograd.backward_timer import BackwardTimer
 from capture.autograd.recomputation import drawing_from
+from capture.autograd.result_groups import Keepers
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
 from capture.core.config import current as current_config
 from capture.core.config import using
@@ -330,7 +331,10 @@ class Region:
         begun = pair.begun if pair.begun is not None else torch_autograd.next_number()
         try:
             inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
+            keepers = _keepers(program, pair, inner, kept) if program.groups else None
+            inner, kept = (inner, kept) if keepers is None else ((), ())
             frame = Frame(self, program, inner, kept, pair.attached)
+            frame.keepers = keepers
             if program.again.blocks:
                 frame.owners = [owner() for owner in program.again.owners]
                 frame.states = program.again.states(pair.begin_state, is_replay=is_replay)
@@ -470,6 +474,13 @@ def _parted(
     if is_replay and program.saves_apart and needed:
         return pair.saved, needed
     return (), [*pair.saved, *needed]
+
+
+def _keepers(program: SavedGraph, pair: ForwardOutputs, inner: Sequence[Any], kept: Sequence[Any]) -> Keepers:
+    """Of tensors in Python state a pass always gets some: a recording is bound to them."""
+    num_held = len(program.held)
+    filling = [*[None] * (len(inner) + len(kept) - num_held), *kept[len(kept) - num_held :]]
+    return Keepers.of(program.groups, inner, kept, pair.attached, filling)
 
 
 def _run_plainly(
@@ -633,6 +644,7 @@ class Frame:
         "higher",
         "inner",
         "is_sole_use",
+        "keepers",
         "made_for_it",
         "number",
         "owners",
@@ -651,6 +663,8 @@ class Frame:
         self.inner = inner
         """Tensors that no user gets: kept until a backward pass has run without keeping the graph."""
         self.to_save, self.attached = kept, attached
+        self.keepers: Keepers | None = None
+        """Keep what is saved, where results can be differentiated one after another."""
         self.handles: Mapping[int, torch.Tensor] = _NO_HANDLES
         """Have the places of inputs, by position, in the caller's graph that the node does not save itself."""
         self.casts: Sequence[torch.Tensor] = ()
@@ -842,11 +856,17 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     @override
     def backward(ctx: Any, *grads: Any) -> Any:
-        saved = ctx.saved_tensors if ctx.has_saved else ()  # raises what eager raises
         frame: Frame = ctx.frame
+        keepers = frame.keepers
+        saved = ctx.saved_tensors if ctx.has_saved else ()  # raises what eager raises
+        if keepers is not None:
+            saved = keepers.tensors(grads, every=torch.is_grad_enabled())
+            native.tell_uses(saved if torch.is_grad_enabled() else ())
         found = frame.gradients(ctx, (*frame.inner, *saved), grads)
         if frame.inner and torch_autograd.TELLS_KEEP_GRAPH and not torch_autograd.keeps_graph():
             frame.inner = ()
+        if keepers is not None:
+            keepers.let_go(grads)
         return (None, *found)
 
 

@@ -64,6 +64,16 @@ def is_end_of_pass(node: Any) -> bool:
         return False
 
 
+CLEARS_SAVED = hasattr(torch.autograd.function.BackwardCFunction, "maybe_clear_saved_tensors")
+"""Whether torch lets what a node of a user's function saved be freed before the node runs. Else one pass frees all that
+a call saved, and a second one raises."""
+
+
+def clear_saved(node: Any) -> None:
+    """Free what such a node saved, unless the backward pass under way keeps its graph."""
+    node.maybe_clear_saved_tensors()
+
+
 def function_of(node: Any) -> type | None:
     """The class with the user's ``backward`` that the node runs; None for a node of torch's. Without the name no node
     is one of a user's."""

@@ -1,0 +1,160 @@
+"""Which saved tensors belong to which results, where a call gives several that can be differentiated one after another.
+
+Autograd frees what a node saved once a backward pass has run the node, and raises where a second one comes to it. A
+region is one node in the caller's graph, so that a pass from one of its results would free what all others need. Two
+losses that share no node with saved tensors are often differentiated in turn, as those of an actor and a critic. Then
+the tensors are saved by one keeper for each group of nodes that the same results lead to: a pass asks the keepers of
+its results, and frees those.
+
+Invariant: a keeper is freed where eager's pass would free a node of its group, and asked where that would ask one.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from attrs import define, frozen
+from typing_extensions import override
+
+from capture.torch_private import capabilities
+from capture.torch_private.autograd import CLEARS_SAVED, clear_saved, function_of, keeps_graph, nodes_above
+
+
+@frozen
+class Group:
+    """``results``: bit by bit, the results that lead to its nodes. ``tensors``: what these saved, by position among the
+    tensors of the backward pass."""
+
+    results: int
+    tensors: tuple[int, ...]
+
+
+def groups_of(
+    results: Sequence[torch.Tensor], ends: Sequence[Any], saved_by: Callable[[Any], Sequence[int]]
+) -> tuple[Group, ...]:
+    """The groups of the graph behind these results, up to the nodes ``ends``. Empty where any two results share a node
+    with saved tensors: one keeper does then. ``saved_by``: positions of what a node saved; ``LookupError`` if nobody
+    knows."""
+    bits: dict[Any, int] = {}
+    for at, result in enumerate(results):
+        for node in nodes_above([result], ends):
+            bits[node] = bits.get(node, 0) | 1 << at
+    saved: dict[int, set[int]] = {}
+    try:
+        for node, of_results in bits.items():
+            if positions := saved_by(node):
+                saved.setdefault(of_results, set()).update(positions)
+    except LookupError:
+        return ()
+    pairs = ((1 << one) | (1 << other) for other in range(len(results)) for one in range(other))
+    if all(any(group & pair == pair for group in saved) for pair in pairs):
+        return ()
+    return tuple(Group(of_results, tuple(sorted(positions))) for of_results, positions in saved.items())
+
+
+@functools.cache
+def _names_of_saved(kind: Any) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
+
+
+def unpack_saved(node: Any) -> None:
+    """Have autograd unpack all that the node saved. Raises ``LookupError`` where it does not."""
+    try:
+        kind: Any = type(node)
+        for name in ("saved_tensors",) if function_of(node) is not None else _names_of_saved(kind):
+            getattr(node, name)
+    except RuntimeError as error:
+        raise LookupError from error
+
+
+class _Keeper(torch.autograd.Function):
+    """A node that nothing leads to: autograd checks what it saves for writes, as for any node."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, anchor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Any:
+        ctx.save_for_backward(*tensors)
+        return anchor.detach()
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise AssertionError
+
+
+_apply = capabilities.function_apply(_Keeper)
+
+
+@functools.cache
+def _anchor() -> torch.Tensor:
+    return torch.zeros((), device="cpu", requires_grad=True)
+
+
+@define(eq=False)
+class _Kept:
+    """What one call saved of a group. ``inner``: tensors that no user gets, so that nothing has to check them; they
+    come first."""
+
+    group: Group
+    inner: Sequence[torch.Tensor]
+    node: Any
+
+    def tensors(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """With their positions. Raises what autograd raises where one was freed or written."""
+        saved = self.node.saved_tensors
+        return zip(self.group.tensors, (*self.inner, *saved), strict=False)  # behind them may be what stands for none
+
+    def let_go(self) -> None:
+        """Free it, unless the backward pass under way keeps its graph."""
+        if self.inner and not keeps_graph():
+            self.inner = ()
+        clear_saved(self.node)
+
+
+@frozen(eq=False)
+class Keepers:
+    """What one call saved. ``filling``: what stands for tensors that a pass does not need."""
+
+    kept: tuple[_Kept, ...]
+    filling: Sequence[Any]
+
+    @classmethod
+    def of(
+        cls, groups: Sequence[Group], inner: Sequence[torch.Tensor], checked: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor], filling: Sequence[Any],
+    ) -> Keepers:  # fmt: skip
+        """``inner``, ``checked``: the tensors in their order. A result that is saved, too, would keep its own graph
+        alive."""
+        own, count = {id(result) for result in results}, len(inner)
+        tensors = [*inner, *[tensor.detach() if id(tensor) in own else tensor for tensor in checked]]
+        kept = []
+        for group in groups:
+            of_group = [tensors[at] for at in group.tensors]
+            num_inner = bisect.bisect_left(group.tensors, count)
+            node = _apply(_anchor(), of_group[num_inner:] or [_anchor()]).grad_fn
+            kept.append(_Kept(group, of_group[:num_inner], node))
+        return cls(tuple(kept), filling)
+
+    def _of(self, grads: Sequence[Any]) -> Iterator[_Kept]:
+        come = sum(1 << at for at, grad in enumerate(grads) if grad is not None)
+        return (one for one in self.kept if one.group.results & come)
+
+    def tensors(self, grads: Sequence[Any], *, every: bool) -> Sequence[Any]:
+        """Those that a pass needs to which these gradients come, or ``every`` one."""
+        found = list(self.filling)
+        for one in self.kept if every else self._of(grads):
+            for at, tensor in one.tensors():
+                found[at] = tensor
+        return found
+
+    def let_go(self, grads: Sequence[Any]) -> None:
+        """Such a pass has run: free what it used."""
+        for one in self._of(grads):
+            one.let_go()
+
+
+CAN_KEEP = CLEARS_SAVED
