@@ -142,7 +142,10 @@ static int are_alike(FastPath *self, PyObject *const *tensors, uint64_t *address
     Py_ssize_t count = 0;
 #define IS_LOOKED_AT(i) (!trusted || self->trusted.known[i].kind == UNTRUSTED)
     for (Py_ssize_t i = 0; i < self->steps.tensors; i++)
-        if (IS_LOOKED_AT(i)) {
+        if (self->placed[i].object != i) { /* torch's comparison takes no tensor twice */
+            if (tensors[i] != tensors[self->placed[i].object])
+                return 0;
+        } else if (IS_LOOKED_AT(i)) {
             int nested = is_nested(tensors[i]);
             if (nested)
                 return nested < 0 ? -1 : 0;
@@ -534,7 +537,7 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->least = given.least;
     self->most = given.most;
     if (set_tensors(self, alignments, leading, spans, order, shared) < 0 ||
-        begin_trusted(&self->trusted, others, is_static) < 0)
+        begin_trusted(&self->trusted, others, is_static, shared) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }

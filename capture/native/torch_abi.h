@@ -85,6 +85,7 @@ typedef struct {
     Py_ssize_t count;  /* tensors of a call */
     Trust *known;
     char *is_static;   /* of each: its argument is declared so */
+    char *is_repeat;   /* of each: an earlier one is the same object */
     PyObject *make;    /* gives the comparison of the others, whose tensors and positions it takes */
     Comparison others;
     uint64_t apart;    /* ``apart_number`` when they were noted */
@@ -92,8 +93,8 @@ typedef struct {
     unsigned takes;    /* times that it may be noted anew */
 } Trusted;
 
-/* ``is_static``: a tuple of one truth a tensor. 0, -1. */
-int begin_trusted(Trusted *self, PyObject *make, PyObject *is_static);
+/* ``is_static``: a tuple of one truth a tensor. ``shared``: as for the fast path. 0, -1. */
+int begin_trusted(Trusted *self, PyObject *make, PyObject *is_static, PyObject *shared);
 void end_trusted(Trusted *self);
 /* All that are trusted are as they were, and their addresses are written; the others are not looked at. 1, 0, -1. */
 int trusted_hold(Trusted *self, PyObject *const *tensors, uint64_t *addresses);

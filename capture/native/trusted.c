@@ -9,7 +9,9 @@
      that its memory, sizes, strides, dtype and flags are the same (some 20 ns). What the ABI does not tell, such as being
      an inference tensor, never changes of an object that has the same memory.
 
-   One tensor at least goes through torch's comparison in every call, which compares the thread's dispatch keys, too. */
+   One tensor at least goes through torch's comparison in every call, which compares the thread's dispatch keys, too. That
+   comparison takes no tensor twice: of one that is given several times the first is looked at, and the others have to be
+   the same object. */
 #include "torch_abi.h"
 
 #define MOST_TAKES 16 /* that were of no use */
@@ -29,27 +31,31 @@ void end_trusted(Trusted *self)
     forget_trusted(self);
     PyMem_Free(self->known);
     PyMem_Free(self->is_static);
+    PyMem_Free(self->is_repeat);
     self->known = NULL;
-    self->is_static = NULL;
+    self->is_static = self->is_repeat = NULL;
     self->count = 0;
     Py_CLEAR(self->others.check);
     Py_CLEAR(self->others.arguments);
     Py_CLEAR(self->make);
 }
 
-int begin_trusted(Trusted *self, PyObject *make, PyObject *is_static)
+int begin_trusted(Trusted *self, PyObject *make, PyObject *is_static, PyObject *shared)
 {
     self->count = PyTuple_GET_SIZE(is_static);
     self->make = Py_NewRef(make);
     self->takes = MOST_TAKES;
     self->known = PyMem_Calloc((size_t)self->count + 1, sizeof(*self->known));
     self->is_static = PyMem_Calloc((size_t)self->count + 1, 1);
-    if (self->known == NULL || self->is_static == NULL) {
+    self->is_repeat = PyMem_Calloc((size_t)self->count + 1, 1);
+    if (self->known == NULL || self->is_static == NULL || self->is_repeat == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    for (Py_ssize_t i = 0; i < self->count; i++)
+    for (Py_ssize_t i = 0; i < self->count; i++) {
         self->is_static[i] = (char)(PyTuple_GET_ITEM(is_static, i) == Py_True);
+        self->is_repeat[i] = PyTuple_GET_SIZE(shared) && PyLong_AsSsize_t(PyTuple_GET_ITEM(shared, 3 * i + 2)) != i;
+    }
     return 0;
 }
 
@@ -93,7 +99,7 @@ static int compare_others(Trusted *self, PyObject *const *tensors)
     PyObject *others = PyList_New(0), *positions = PyList_New(0);
     int failed = others == NULL || positions == NULL;
     for (Py_ssize_t i = 0; !failed && i < self->count; i++)
-        if (self->known[i].kind == UNTRUSTED) {
+        if (self->known[i].kind == UNTRUSTED && !self->is_repeat[i]) {
             PyObject *position = PyLong_FromSsize_t(i);
             failed = position == NULL || PyList_Append(positions, position) < 0 || PyList_Append(others, tensors[i]) < 0;
             Py_XDECREF(position);
@@ -113,10 +119,16 @@ int take_trusted(Trusted *self, PyObject *const *tensors, const uint64_t *addres
     self->takes--;
     forget_trusted(self);
     self->apart = apart_number(); /* before the first look: what changes meanwhile makes it another one */
-    Py_ssize_t trusted = 0;
-    for (Py_ssize_t i = 0; i < self->count; i++) {
-        if (!is_plain_tensor(tensors[i]) || addresses[i] == 0 || (i == self->count - 1 && trusted == i))
+    Py_ssize_t trusted = 0, others = 0, last = self->count - 1;
+    while (self->is_repeat[last]) /* the first is none */
+        last--;
+    for (Py_ssize_t i = 0; i <= last; i++) {
+        if (self->is_repeat[i])
             continue;
+        if (!is_plain_tensor(tensors[i]) || addresses[i] == 0 || (i == last && others == 0)) {
+            others++;
+            continue;
+        }
         int taken = take(&self->known[i], tensors[i], self->is_static[i]);
         if (taken < 0) {
             forget_trusted(self);
@@ -124,6 +136,7 @@ int take_trusted(Trusted *self, PyObject *const *tensors, const uint64_t *addres
         }
         self->known[i].address = addresses[i];
         trusted += taken;
+        others += !taken;
     }
     if (trusted == 0)
         return 0;

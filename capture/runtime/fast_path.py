@@ -232,7 +232,7 @@ def _path(
         defaults=getattr(function, "__defaults__", None), entry=entry, number=entry.number,
         limit=captured.annotation.max_recordings,
         in_capture=entry.backend.capture_look(),
-        check=capabilities.metadata_guard(leaves, leading), guards=native.Guards(tuple(guards)) if guards else None,
+        check=_comparison_of(leading, *_firsts(leaves)), guards=native.Guards(tuple(guards)) if guards else None,
         receiver=receiver if isinstance(receiver, weakref.ref) else None,
         kind=type(receiver()), in_use=trees, trees=trees.trees,
         tree=tree_key(entry.backend, captured.pool.number), counters=captured.log.counters, marks=marks(),
@@ -248,6 +248,12 @@ def _path(
 def _comparison_of(leading: Sequence[int], tensors: Sequence[torch.Tensor], positions: Sequence[int]) -> Any:
     """The comparison of the metadata of some of the tensors."""
     return capabilities.metadata_guard(tensors, [leading[position] for position in positions])
+
+
+def _firsts(leaves: Sequence[Leaf]) -> tuple[Sequence[Leaf], Sequence[int]]:
+    """The tensors, each once, and their positions: torch's comparison fails where one comes twice."""
+    positions = sorted({id(leaf): position for position, leaf in reversed(list(enumerate(leaves)))}.values())
+    return [leaves[position] for position in positions], positions
 
 
 def _static_ones(captured: Captured, opened: Values) -> tuple[bool, ...]:

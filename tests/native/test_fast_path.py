@@ -419,3 +419,53 @@ def test_many_arguments(count: int) -> None:
             given[7] = whole.flatten()[8:24]
         expected = body(*given)
         assert torch.equal(captured(*given), expected), number
+
+
+PATTERNS = ((0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0), (0, 1, 1))
+
+
+@pytest.mark.parametrize("static", [(), ("z",)])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_tensor_that_is_given_several_times_goes_straight(pattern: tuple[int, ...], static: tuple[str, ...]) -> None:
+    """torch's own comparison of metadata fails where one tensor comes twice. Each object is compared, once."""
+
+    def body(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return x * 2 + y / 3 - z
+
+    mine, kept = capture(body, static=static), torch.randn(4, device=DEVICE)
+    with torch.no_grad():
+        for _ in range(8):
+            there = [torch.randn(4, device=DEVICE), kept if static else torch.randn(4, device=DEVICE)]
+            given = [there[at] for at in pattern]
+            assert torch.equal(mine(*given), body(*given))
+        assert goes_straight(mine, *given)
+        for other in (
+            torch.randn(4, device=DEVICE),
+            there[1].double(),
+            there[1].clone(),
+            torch.randn(4, 1, device=DEVICE),
+        ):
+            for place in range(3):
+                given = [there[at] for at in pattern]
+                given[place] = other
+                assert torch.equal(mine(*given), body(*given))
+            given = [(there[0], other)[at] for at in pattern]
+            assert torch.equal(mine(*given), body(*given))
+
+
+def test_gradients_of_a_sum_go_straight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd hands one gradient to both."""
+    one, other = torch.nn.Linear(4, 4, device=DEVICE), torch.nn.Linear(4, 4, device=DEVICE)
+    mine, added, number = capture(lambda x: (one(x).sin().sum(), other(x).cos().sum())), list[int](), 0
+    add = Shortcuts.add
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        added.append(number)
+        add(*args, **kwargs)
+
+    monkeypatch.setattr(Shortcuts, "add", counted)
+    for number in range(16):  # noqa: B007 - it is read by what counts
+        first, second = mine(torch.ones(3, 4, device=DEVICE))
+        (first + second).backward()
+    assert added
+    assert max(added) < 12
