@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import define, frozen
+from attrs import define, field, frozen
 from typing_extensions import override
 
 from capture.torch_private import capabilities
@@ -101,7 +101,12 @@ class _Kept:
 
     group: Group
     inner: Sequence[torch.Tensor]
-    node: Any
+    end: torch.Tensor
+    """What the keeper gave: its node lives as long (torch 2.11)."""
+    node: Any = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.node = self.end.grad_fn
 
     def tensors(self) -> Iterator[tuple[int, torch.Tensor]]:
         """With their positions. Raises what autograd raises where one was freed or written."""
@@ -135,8 +140,8 @@ class Keepers:
         for group in groups:
             of_group = [tensors[at] for at in group.tensors]
             num_inner = bisect.bisect_left(group.tensors, count)
-            node = _apply(_anchor(), of_group[num_inner:] or [_anchor()]).grad_fn
-            kept.append(_Kept(group, of_group[:num_inner], node))
+            end = _apply(_anchor(), of_group[num_inner:] or [_anchor()])
+            kept.append(_Kept(group, of_group[:num_inner], end))
         return cls(tuple(kept), filling)
 
     def _of(self, grads: Sequence[Any]) -> Iterator[_Kept]:
@@ -157,4 +162,15 @@ class Keepers:
             one.let_go()
 
 
-CAN_KEEP = CLEARS_SAVED
+@functools.cache
+def can_keep() -> bool:
+    """Whether torch lets a node that nothing leads to save tensors, and free them. Else there are no groups."""
+    if not CLEARS_SAVED:
+        return False
+    with torch.inference_mode(False), torch.enable_grad():
+        tensor = torch.zeros(1, device="cpu")
+        kept = _Kept(Group(1, (0,)), (), _apply(_anchor(), [tensor]))
+    try:
+        return [(at, one.data_ptr()) for at, one in kept.tensors()] == [(0, tensor.data_ptr())]
+    except RuntimeError:
+        return False

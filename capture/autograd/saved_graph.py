@@ -33,7 +33,7 @@ from capture.autograd import inner_results, leaf_swap, live_graph
 from capture.autograd.leaf_swap import Lent, lent
 from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
 from capture.autograd.recomputation import Blocks, Recomputation
-from capture.autograd.result_groups import CAN_KEEP, Group, groups_of, unpack_saved
+from capture.autograd.result_groups import Group, can_keep, groups_of, unpack_saved
 from capture.engines.base import Geometry
 from capture.key import pytree
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
@@ -768,9 +768,11 @@ class GraphSaver:
 
     def _groups(self, attached: Sequence[torch.Tensor]) -> tuple[Group, ...]:
         program = self.program
-        if len(attached) == 1 or not CAN_KEEP or program.again.blocks or program.donates:
+        if len(attached) == 1 or program.again.blocks or program.donates:
             return ()
         with unseen():
+            if not can_keep():
+                return ()
             return groups_of(attached, [edge.node for edge in program.inputs], program.hooks.saved_by)
 
     def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:
