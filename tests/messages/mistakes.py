@@ -434,7 +434,8 @@ def hook_that_collects() -> Any:
 def scaled(number: Callable[[float], Any]) -> Any:
     @capture
     def f(x: Tensor, scale: Any) -> Tensor:
-        scaled: Tensor = torch.relu(x) * scale * (scale < 2)  # Python compares it, so it is no operator's alone
+        known = isinstance(scale, Tensor) or hash(scale) != 1  # Python reads it, so it is no operator's alone
+        scaled: Tensor = torch.relu(x) * scale * known
         return scaled
 
     with torch.no_grad():

@@ -61,7 +61,7 @@ def nothing(number: int) -> None:
 
 
 def scaled(x: Tensor, scale: float) -> Tensor:
-    return torch.relu(x - 3) * max(scale + 1, 0)  # Python compares it, so each value is a key of its own
+    return torch.relu(x - 3) * round(scale + 1, 9)  # Python reads it, so each value is a key of its own
 
 
 PROGRAMS: dict[str, Program] = {
@@ -77,7 +77,7 @@ PROGRAMS: dict[str, Program] = {
         r"'x' \(2nd argument\), shape: 16 values in 16 calls \(\((\d+), \1\), ",
     ),
     "a global that is replaced": Program(
-        lambda x: torch.relu(x) * max(CONTEXT.scale + 1, 0), lambda _: (X,), set_context,
+        lambda x: torch.relu(x) * round(CONTEXT.scale + 1, 3), lambda _: (X,), set_context,
         "CONTEXT.scale'.*: 16 values in 16 calls",
     ),
     "an ever-changing float": Program(
@@ -212,8 +212,8 @@ def test_every_call_is_counted_once() -> None:
             function(X, float(min(number, 100)))
     counters = recordings(function)
     assert counters.observations + counters.recordings + counters.replays + counters.eager_calls == 300
-    # undone runs come on top: one with a number that notes what reads it, and twice two that note what is asked of it
-    assert counters.body_runs == 300 - counters.replays + LIFTS + 4
+    # undone runs come on top: one with a number that notes what reads it, and one that notes what is asked of it
+    assert counters.body_runs == 300 - counters.replays + LIFTS + 1
 
 
 def test_a_chain_of_one_function_is_recorded() -> None:
@@ -293,7 +293,7 @@ def test_methods_and_keywords_are_called_straight() -> None:
         @override
         @capture
         def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
-            return torch.relu(self.linear(x)) * max(scale + 1, 0)
+            return torch.relu(self.linear(x)) * round(scale + 1, 9)
 
     net = Net()
     with one_warning():
