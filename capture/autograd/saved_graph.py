@@ -366,6 +366,8 @@ class SavedGraph:
     """Of the tensors it needs, those that autograd checks for writes."""
     again: Recomputation = field(factory=Recomputation)
     """What of it is under checkpoints, to be run again."""
+    is_recorded: bool = False
+    """The run that gave it was recorded. Another run's graph may be another one of the same form."""
     before_eager: Callable[[], None] | None = None
     """Of a recorded body: what comes before the graph runs outside of recordings, as its nodes do so on the stream that
     recordings are made on."""

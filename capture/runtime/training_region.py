@@ -310,7 +310,7 @@ class Region:
 
     def settle(self, node: Node, program: SavedGraph) -> None:
         """A recording was made of the run that gave the program."""
-        node.program, program.branch = program, node.reads
+        node.program, program.branch, program.is_recorded = program, node.reads, True
         pool = tree_for(self._backend, self._captured.pool.number).pool
         self._recorded.setdefault(pool, {})[program.form] = program
         self._found = None
@@ -412,7 +412,7 @@ class Region:
         if backward is None:
             made = _Backward(self._captured, program, accumulates=buffers is not None, in_one=in_one)
             backward = self._backwards.setdefault((program.form, way), made)
-        recorded = self._recorded.get(pool, {}).get(program.form)
+        recorded = self._recorded.get(pool, {}).get(program.form) if program.is_recorded else None
         if recorded is None and (backward.was_called or program.form in self._forms):
             return _run_plainly(program, tensors, grads, buffers, at_home=at_home)
         if recorded is not None:
