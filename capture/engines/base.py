@@ -417,6 +417,8 @@ class NumbersToLift:
     again: Callable[[Sequence[Number]], tuple[Call, Sequence[torch.Generator]]]
     """The recorded call with others, and the generators that it may draw from; the pool is as at the recording. For an
     engine that has to run the body's Python once more; what that does is undone."""
+    may_be: Callable[[Sequence[Number]], bool] = lambda _: True
+    """Whether the body goes the same way with others, as far as it is known to ask something of them."""
 
 
 class LiftedNumbers(Protocol):

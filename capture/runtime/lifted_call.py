@@ -232,7 +232,7 @@ def _found(
     now = tuple(bound.values[at] for at in positions)
     if not numbers.differ(watched.values(then), watched.values(now)):
         return "what Python computes of them is equal for both values"
-    given = NumbersToLift(tuple(then), now, watched.values, again)
+    given = NumbersToLift(tuple(then), now, watched.values, again, watched.holds)
     try:
         numbers_or_reason: LiftedNumbers | str = locked(tree.backend.lift, first, second, given)
     finally:

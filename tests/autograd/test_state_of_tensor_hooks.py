@@ -12,7 +12,7 @@ from attrs import define
 from torch import Tensor, nn
 
 from capture import capture, config, recordings
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, TAKES_KEPT_NODES, refuses_kept_nodes
 from tests.support.training_twins import bits
 
 CALLS = 14
@@ -101,6 +101,7 @@ def run(wrap: Callable[[Any], Any], register: Any, make: Any) -> tuple[list[Any]
     return found, step
 
 
+@refuses_kept_nodes  # a node with a hook is kept, which eager code made
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("make", [attribute_of_a_cell, dict_in_a_cell, bound_method, callable_object, partial, default])
 @pytest.mark.parametrize("register", [of_a_tensor, after_accumulation, before_a_node])
@@ -109,4 +110,4 @@ def test_what_hooks_read_is_as_it_is_now(register: Any, make: Any) -> None:
         expected, _ = run(lambda body: body, register, make)
         found, step = run(capture, register, make)
     assert found == expected
-    assert recordings(step).replays
+    assert recordings(step).replays or not (TAKES_KEPT_NODES or register is not before_a_node)

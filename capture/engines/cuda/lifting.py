@@ -46,22 +46,40 @@ _STEPS = (259, 278, 301, 322, 345)
 """Added to a whole number for a further capture. The sums have more digits than bfloat16 holds, in one capture at
 least, and what is computed of a count, as ``1 - beta**t``, is not yet the same for all of them."""
 _CAPTURES = 3
+_NEARER = (1.0, 0.25, 1 / 16, 1 / 64, -0.25, -1 / 16, -1 / 64)
+_LESS = 12
 _FILLINGS = (0, 0xA5, 0x3C, 0xFF, 0x11, 0x5A)
 """Of the captures with the same numbers. Those past ``SAME`` are made where something may have been left by chance, and
 then those with other numbers once more."""
 
 
-def other_numbers(numbers: Sequence[Number]) -> list[tuple[Number, ...]]:
-    """Numbers for further captures, each another one in each."""
-    return [
-        tuple(
-            number + _STEPS[(turn + at) % len(_STEPS)] * (-1 if number < 0 else 1)
-            if type(number) is int
-            else number * _SHARES[(turn + at) % len(_SHARES)] / (1 + at // len(_SHARES))
-            for at, number in enumerate(numbers)
-        )
-        for turn in range(_CAPTURES)
-    ]  # fmt: skip
+def other_numbers(
+    numbers: Sequence[Number], may_be: Callable[[Sequence[Number]], bool] = lambda _: True
+) -> list[tuple[Number, ...]] | None:
+    """Numbers for further captures, each another one in each. ``may_be``: whether the body goes the same way with them.
+    None where all that were tried are others: they come nearer, and whole ones one by one, as of those with the same
+    remainder."""
+    found: list[tuple[Number, ...]] = []
+    for turn in range(_CAPTURES):
+        tried = (_others(numbers, turn, nearer, less) for nearer in _NEARER for less in range(_LESS))
+        others = next((one for one in tried if _are_other(one, numbers) and one not in found and may_be(one)), None)
+        if others is None:
+            return None
+        found.append(others)
+    return found
+
+
+def _others(numbers: Sequence[Number], turn: int, nearer: float, less: int) -> tuple[Number, ...]:
+    return tuple(
+        number + int((_STEPS[(turn + at) % len(_STEPS)] - less) * nearer) * (-1 if number < 0 else 1)
+        if type(number) is int
+        else number * (1 + (_SHARES[(turn + at) % len(_SHARES)] / (1 + at // len(_SHARES)) - 1) * nearer)
+        for at, number in enumerate(numbers)
+    )  # fmt: skip
+
+
+def _are_other(others: Sequence[Number], numbers: Sequence[Number]) -> bool:
+    return all(one != number for one, number in zip(others, numbers, strict=True))
 
 
 class NumberRecorder(GraphRecorder):
@@ -145,7 +163,10 @@ def learn_numbers(
         samples[at:at] = recorded
         return refusal
 
-    same, unlike = SAME, other_numbers(numbers.now)
+    found = other_numbers(numbers.now, numbers.may_be)
+    if found is None:
+        return Refusal("no other numbers were found with which the body goes the same way")
+    same, unlike = SAME, found
     again = [tuple(n * 1.0 if type(n) is float else n for n in numbers.now) for _ in _FILLINGS]  # at other addresses
     for at, of_call in enumerate((numbers.now, *again[: same - 1], *unlike, numbers.then)):
         if (refusal := capture(of_call, len(samples), _FILLINGS[at] if at < same else 0)) is not None:

@@ -46,7 +46,7 @@ def found(
 ) -> list[NumberPlace] | NumberRefusal:
     """What is inferred of one kernel whose block of parameters is made of the numbers."""
     own = tuple(numbers)
-    every = [own] * SAME + other_numbers(own)
+    every = [own] * SAME + (other_numbers(own) or [])
     samples = [NumberSample(tried, [parameters(make(*tried), same())], is_own) for tried in every]
     default = [NumberUse(0, "aten.mul.Tensor", at, 0, 1) for at in range(len(own))]
     return infer_numbers([parameters(make(*own), same())], samples, default if uses is None else uses)
@@ -176,7 +176,7 @@ def is_host(address: int) -> bool:
 )
 def test_what_the_stack_held_is_no_number(words: list[int], smallest: int, is_taken: bool) -> None:
     own = (0.3,)
-    every = [own] * SAME + other_numbers(own)
+    every = [own] * SAME + (other_numbers(own) or [])
     blocks = [struct.pack("<QfIQ", ADDRESS, tried[0], 640, word) for tried, word in zip(every, words[:6], strict=True)]
     samples = [
         NumberSample(tried, [parameters(block)], is_own, is_host) for tried, block in zip(every, blocks, strict=True)
@@ -203,7 +203,7 @@ def test_the_stack_is_filled_with_a_byte() -> None:
 def test_what_is_left_by_chance_may_show_in_a_capture_with_other_numbers() -> None:
     """A byte that was the same in all captures but one, and differs where that one is made again, follows no number."""
     own = (0.3,)
-    every = [*[own] * SAME, *other_numbers(own)]
+    every = [*[own] * SAME, *(other_numbers(own) or ())]
     left = [5] * len(every)
     left[SAME + 1] = 0
 
@@ -223,6 +223,20 @@ def test_what_is_left_by_chance_may_show_in_a_capture_with_other_numbers() -> No
     assert [(place.offset, place.size) for place in places] == [(8, 4)]
     left[-2] = 0  # the same as before: it may be the number's
     assert isinstance(infer(), NumberRefusal)
+
+
+@pytest.mark.parametrize(
+    ("own", "may_be"),
+    [((0.3,), lambda at: 0.25 < at[0] < 0.35), ((7,), lambda at: at[0] % 3 == 1), ((7, 0.3), lambda at: at[0] < 30),
+     ((-2.0, 4), lambda at: at[0] < -1.9 and at[1] > 0)],
+)  # fmt: skip
+def test_other_numbers_with_which_the_body_goes_the_same_way(own: tuple[Number, ...], may_be: Any) -> None:
+    others = other_numbers(own, may_be)
+    assert others is not None
+    assert all(map(may_be, others))
+    for numbers in (others, [*others, own]):
+        assert all(len(set(column)) == len(numbers) for column in zip(*numbers, strict=True))
+    assert other_numbers(own, lambda _: False) is None
 
 
 def test_an_operator_without_nodes_needs_no_place() -> None:
@@ -299,7 +313,7 @@ class _Nothing:
 
 def lifted(graph: Graph) -> GraphNumbers:
     own = (0.3,)
-    every = [own] * SAME + other_numbers(own)
+    every = [own] * SAME + (other_numbers(own) or [])
     samples = [NumberSample(tried, [parameters(block) for block in blocks(*tried)], is_own) for tried in every]
     uses = [NumberUse(0, "aten.mul.Tensor", 0, 0, 1), NumberUse(1, "aten.sub.Tensor", 0, 2, 3)]
     nodes = graph.nodes()
