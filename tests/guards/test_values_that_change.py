@@ -80,7 +80,7 @@ def test_ever_new_values_end_eagerly_and_are_named() -> None:
     class Compared(Net):
         @override
         def forward(self, x: Tensor) -> Any:
-            return super().forward(x) if getattr(self.kept, "scale") > 0 else x  # noqa: B009 - set by the test
+            return super().forward(x) if str(getattr(self.kept, "scale")) else x  # noqa: B009 - set by the test
 
     net = Compared(kept)
     finding = _ever_new(lambda turn: setattr(kept, "scale", 1.0 / (turn + 1)), capture(Compared(kept)), net)

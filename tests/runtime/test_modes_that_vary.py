@@ -15,7 +15,7 @@ def test_autocast_is_on_in_some_of_the_calls() -> None:
     """Every call has a key of its own; the first ones have no autocast."""
 
     def body(x: Tensor, scale: float) -> Tensor:
-        return torch.relu(x - 3) * max(scale + 1, 0)  # Python compares it
+        return torch.relu(x - 3) * float(str(scale + 1))  # Python reads it
 
     f = capture(body)
     with warnings.catch_warnings(record=True) as told:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ least, and what is computed of a count, as ``1 - beta**t``, is not yet the same 
 _CAPTURES = 3
 _NEARER = (1.0, 0.25, 1 / 16, 1 / 64, -0.25, -1 / 16, -1 / 64)
 _LESS = 12
+_STEPS_NEARBY = tuple(by * sign for by in range(1, 25) for sign in (1, -1))
 _FILLINGS = (0, 0xA5, 0x3C, 0xFF, 0x11, 0x5A)
 """Of the captures with the same numbers. Those past ``SAME`` are made where something may have been left by chance, and
 then those with other numbers once more."""
@@ -61,7 +63,8 @@ def other_numbers(
     remainder."""
     found: list[tuple[Number, ...]] = []
     for turn in range(_CAPTURES):
-        tried = (_others(numbers, turn, nearer, less) for nearer in _NEARER for less in range(_LESS))
+        far = (_others(numbers, turn, nearer, less) for nearer in _NEARER for less in range(_LESS))
+        tried = itertools.chain(far, (_neighbours(numbers, turn, by) for by in _STEPS_NEARBY))
         others = next((one for one in tried if _are_other(one, numbers) and one not in found and may_be(one)), None)
         if others is None:
             return None
@@ -76,6 +79,13 @@ def _others(numbers: Sequence[Number], turn: int, nearer: float, less: int) -> t
         else number * (1 + (_SHARES[(turn + at) % len(_SHARES)] / (1 + at // len(_SHARES)) - 1) * nearer)
         for at, number in enumerate(numbers)
     )  # fmt: skip
+
+
+def _neighbours(numbers: Sequence[Number], turn: int, by: int) -> tuple[Number, ...]:
+    return tuple(
+        number + by + at if type(number) is int else number * (1 + by * _SHARES[(turn + at) % len(_SHARES)] / 1024)
+        for at, number in enumerate(numbers)
+    )
 
 
 def _are_other(others: Sequence[Number], numbers: Sequence[Number]) -> bool:
