@@ -227,7 +227,8 @@ def test_what_is_left_by_chance_may_show_in_a_capture_with_other_numbers() -> No
 
 @pytest.mark.parametrize(
     ("own", "may_be"),
-    [((0.3,), lambda at: 0.25 < at[0] < 0.35), ((7,), lambda at: at[0] % 3 == 1), ((7, 0.3), lambda at: at[0] < 30), ((7,), lambda at: at[0] < 12),
+    [((0.3,), lambda at: 0.25 < at[0] < 0.35), ((7,), lambda at: at[0] % 3 == 1), ((7, 0.3), lambda at: at[0] < 30),
+     ((7,), lambda at: at[0] < 12),
      ((-2.0, 4), lambda at: at[0] < -1.9 and at[1] > 0)],
 )  # fmt: skip
 def test_other_numbers_with_which_the_body_goes_the_same_way(own: tuple[Number, ...], may_be: Any) -> None:
