@@ -72,6 +72,7 @@ def test_numbers_of_all_kinds(name: str, dtype: torch.dtype) -> None:
 
 
 def test_what_is_computed_or_rounded_stays_in_the_key() -> None:
+    """But for numbers that the body only compares besides: it is asked again before each replay."""
     bodies: list[Callable[[Tensor, float], Any]] = [
         lambda x, s: (x * 10).to(torch.int32).fill_(s) + x,
         lambda x, s: x * (1 if s > 0.3 else s),
@@ -80,7 +81,7 @@ def test_what_is_computed_or_rounded_stays_in_the_key() -> None:
     for body in bodies:
         f = capture(body, max_recordings=40)
         beside(f, body, [abs(number) for number in PLAIN])
-        assert is_lifted(f) == (body is bodies[0] and not ON_CUDA)  # a tape gives it to the operator
+        assert is_lifted(f) == (body is bodies[1] or (body is bodies[0] and not ON_CUDA))  # a tape gives it as it is
 
 
 def test_weights_move_while_a_number_changes() -> None:

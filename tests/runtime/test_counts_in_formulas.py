@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from capture import capture, recordings
 from tests.support.bucketed import assert_same
-from tests.support.device import AGAIN, LIFTS
+from tests.support.device import AGAIN, EXECUTES, LIFTS
 from tests.support.no_plans import no_plans as no_plans
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # where each value is another key
@@ -208,8 +208,9 @@ def test_one_recording_serves_all_counts(kind: type[Adam]) -> None:
 @pytest.mark.one_in(2)
 def test_each_way_of_the_body_has_a_recording_for_its_counts() -> None:
     f = beside(Branches)
-    assert is_lifted(f) == LIFTS
-    assert recordings(f).replays > CALLS - 12 or not LIFTS
+    lifts = LIFTS and EXECUTES  # where a run only captures, not seen on a GPU since numbers are asked
+    assert is_lifted(f) or not lifts
+    assert recordings(f).replays > CALLS - 12 or not lifts
 
 
 def test_a_number_that_is_only_counted_is_no_part_of_the_key() -> None:

