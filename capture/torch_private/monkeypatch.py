@@ -22,7 +22,9 @@ _INHERITED = object()
 _put: list[tuple[Any, str, Any, Any]] = []
 """Holder, name, former and present value of all replaced attributes. One thread at a time replaces any."""
 _lock = forks.lock()
-"""Held while attributes are restored: a thread that compiles may set them aside at any moment."""
+"""Held while attributes are restored: a thread that compiles may set them aside at any moment. C takes it and gives it
+back: ``with`` may be interrupted between the two, and other threads would wait for ever."""
+_waits = bool  # nothing is done meanwhile
 _aside = 0
 """How many of the first ones have their former values for now."""
 _TRUSTED = ("capture", "torch", "triton")
@@ -50,12 +52,17 @@ def replaced(holder: Any, others: dict[str, Any]) -> Iterator[None]:
 def put_back(count: int = 0) -> None:
     """Restore all attributes but the first ``count``. Calling it again changes nothing more."""
     while len(_put) > count:
-        with _lock:
-            holder, first, former = _last_ones(len(_put), count)
-            native.put_attributes(holder, former, _INHERITED)
-            for _, _, _, replacement in _put[first:]:
-                native.stand_ins.pop(id(replacement), None)
-            del _put[first:]
+        native.locked(_lock, _put_back_last, (count,), _waits)
+
+
+def _put_back_last(count: int) -> None:
+    """Those of the last holder."""
+    if len(_put) > count:
+        holder, first, former = _last_ones(len(_put), count)
+        native.put_attributes(holder, former, _INHERITED)
+        for _, _, _, replacement in _put[first:]:
+            native.stand_ins.pop(id(replacement), None)
+        del _put[first:]
 
 
 def _last_ones(end: int, count: int) -> tuple[Any, int, dict[str, Any]]:
@@ -70,21 +77,27 @@ def _last_ones(end: int, count: int) -> tuple[Any, int, dict[str, Any]]:
 def set_aside() -> None:
     """All attributes have their former values until ``put_again``, or until they are restored. For compilers: they keep
     tables of torch's functions for the process, and would keep what stands in for them."""
+    native.locked(_lock, _set_aside, (), _waits)
+
+
+def _set_aside() -> None:
     global _aside
-    with _lock:
-        end = _aside = len(_put)
-        while end:
-            holder, end, former = _last_ones(end, 0)
-            native.put_attributes(holder, former, _INHERITED)
+    end = _aside = len(_put)
+    while end:
+        holder, end, former = _last_ones(end, 0)
+        native.put_attributes(holder, former, _INHERITED)
 
 
 def put_again() -> None:
     """End what ``set_aside`` began. What was restored meanwhile stays so."""
+    native.locked(_lock, _put_again, (), _waits)
+
+
+def _put_again() -> None:
     global _aside
-    with _lock:
-        again, _aside = _put[:_aside], 0
-        for holder, name, _, replacement in again:
-            native.put_attributes(holder, {name: replacement}, _INHERITED)
+    again, _aside = _put[:_aside], 0
+    for holder, name, _, replacement in again:
+        native.put_attributes(holder, {name: replacement}, _INHERITED)
 
 
 @define(eq=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import types
 from typing import Any
 
@@ -10,8 +12,9 @@ import torch
 from typing_extensions import override
 
 from capture.observe.probes.host_reads import host_reads
-from capture.torch_private.monkeypatch import made_once, num_replaced, put_again, replaced, set_aside
+from capture.torch_private.monkeypatch import made_once, num_replaced, put_again, put_back, replaced, set_aside
 from tests.support.device import DEVICE
+from tests.support.injection import Stopping
 from tests.support.processes import run_python
 
 
@@ -98,6 +101,27 @@ def test_attributes_are_set_aside_and_put_again() -> None:
     assert (made.own, made.inherited(), num_replaced()) == ("own", "base", 0)
     put_again()
     assert (made.own, made.inherited()) == ("own", "base")
+
+
+def test_a_thread_that_is_stopped_here_keeps_no_lock() -> None:
+    """``with`` may be left between two lines without its end, as where a signal's handler raises."""
+
+    def replace_and_restore() -> None:
+        with replaced(Kind, {"own": "other"}):
+            set_aside()
+            put_again()
+
+    with Stopping(-1, KeyboardInterrupt, lines=True) as counted:
+        replace_and_restore()
+    for at in range(1, counted.count + 1):
+        with contextlib.suppress(KeyboardInterrupt), Stopping(at, KeyboardInterrupt, lines=True):
+            replace_and_restore()
+        put_back()
+        others = threading.Thread(target=replace_and_restore, daemon=True)
+        others.start()
+        others.join(timeout=5)
+        assert not others.is_alive(), at
+        assert (Kind.own, num_replaced()) == ("own", 0), at
 
 
 COMPILED_IN_A_WATCHED_RUN = """
