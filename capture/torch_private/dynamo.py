@@ -67,8 +67,8 @@ def originals_while_compiling(begun: list[None]) -> Iterator[None]:
         put_again()
 
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-    names = [(f"{kind}_callbacks", f"remove_{kind}_callback") for kind in ("start", "end")]
-    if not all(hasattr(handler, name) for both in names for name in both):
+    removes: Any = getattr(handler, "remove_start_callback", None), getattr(handler, "remove_end_callback", None)
+    if None in removes or not (hasattr(handler, "start_callbacks") and hasattr(handler, "end_callbacks")):
         yield
         return
     handler.start_callbacks.append(begin)
@@ -76,7 +76,7 @@ def originals_while_compiling(begun: list[None]) -> Iterator[None]:
     try:
         yield
     finally:
-        for remove, callback in ((handler.remove_start_callback, begin), (handler.remove_end_callback, end)):
+        for remove, callback in zip(removes, (begin, end), strict=True):
             with contextlib.suppress(ValueError):  # all callbacks were cleared meanwhile
                 remove(callback)
 

@@ -45,33 +45,27 @@ def replaced(holder: Any, others: dict[str, Any]) -> Iterator[None]:
         native.put_attributes(holder, others, _INHERITED)
         yield
     finally:
-        put_back(before)
+        native.locked(_lock, _put_back, (before,), _waits)
 
 
 @forks.in_child
 def put_back(count: int = 0) -> None:
     """Restore all attributes but the first ``count``. Calling it again changes nothing more."""
+    native.locked(_lock, _put_back, (count,), _waits)
+
+
+def _put_back(count: int) -> None:
     while len(_put) > count:
-        native.locked(_lock, _put_back_last, (count,), _waits)
-
-
-def _put_back_last(count: int) -> None:
-    """Those of the last holder."""
-    if len(_put) > count:
-        holder, first, former = _last_ones(len(_put), count)
+        holder, first = _put[-1][0], len(_put) - 1
+        while first > count and _put[first - 1][0] is holder:
+            first -= 1
+        several = _put[first:]
+        # of one that was replaced twice the first value is the former one
+        former = {name: original for _, name, original, _ in reversed(several)}
         native.put_attributes(holder, former, _INHERITED)
-        for _, _, _, replacement in _put[first:]:
+        for _, _, _, replacement in several:
             native.stand_ins.pop(id(replacement), None)
         del _put[first:]
-
-
-def _last_ones(end: int, count: int) -> tuple[Any, int, dict[str, Any]]:
-    """The holder of the last attribute before ``end``, where those of this holder begin, and their former values."""
-    holder, first = _put[end - 1][0], end - 1
-    while first > count and _put[first - 1][0] is holder:
-        first -= 1
-    # of one that was replaced twice the first value is the former one
-    return holder, first, {name: original for _, name, original, _ in reversed(_put[first:end])}
 
 
 def set_aside() -> None:
@@ -82,10 +76,9 @@ def set_aside() -> None:
 
 def _set_aside() -> None:
     global _aside
-    end = _aside = len(_put)
-    while end:
-        holder, end, former = _last_ones(end, 0)
-        native.put_attributes(holder, former, _INHERITED)
+    _aside = len(_put)
+    for holder, name, original, _ in reversed(_put):
+        native.put_attributes(holder, {name: original}, _INHERITED)
 
 
 def put_again() -> None:
