@@ -21,7 +21,7 @@ from attrs import define, field, frozen
 from typing_extensions import override
 
 from capture.torch_private import capabilities
-from capture.torch_private.autograd import CLEARS_SAVED, clear_saved, function_of, keeps_graph, nodes_above
+from capture.torch_private.autograd import CLEARS_SAVED, clear_saved, keeps_graph, nodes_above
 
 
 @frozen
@@ -36,9 +36,9 @@ class Group:
 def groups_of(
     results: Sequence[torch.Tensor], ends: Sequence[Any], saved_by: Callable[[Any], Sequence[int]]
 ) -> tuple[Group, ...]:
-    """The groups of the graph behind these results, up to the nodes ``ends``. Empty where any two results share a node
-    with saved tensors: one keeper does then. ``saved_by``: positions of what a node saved; ``LookupError`` if nobody
-    knows."""
+    """The groups of the graph behind these results, up to the nodes ``ends``. Empty where every two results share a
+    node with saved tensors: one keeper does then. ``saved_by``: positions of what a node saved; ``LookupError`` if
+    nobody knows."""
     bits: dict[Any, int] = {}
     for at, result in enumerate(results):
         for node in nodes_above([result], ends):
@@ -54,21 +54,6 @@ def groups_of(
     if all(any(group & pair == pair for group in saved) for pair in pairs):
         return ()
     return tuple(Group(of_results, tuple(sorted(positions))) for of_results, positions in saved.items())
-
-
-@functools.cache
-def _names_of_saved(kind: Any) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
-
-
-def unpack_saved(node: Any) -> None:
-    """Have autograd unpack all that the node saved. Raises ``LookupError`` where it does not."""
-    try:
-        kind: Any = type(node)
-        for name in ("saved_tensors",) if function_of(node) is not None else _names_of_saved(kind):
-            getattr(node, name)
-    except RuntimeError as error:
-        raise LookupError from error
 
 
 class _Keeper(torch.autograd.Function):

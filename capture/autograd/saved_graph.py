@@ -33,7 +33,7 @@ from capture.autograd import inner_results, leaf_swap, live_graph
 from capture.autograd.leaf_swap import Lent, lent
 from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
 from capture.autograd.recomputation import Blocks, Recomputation
-from capture.autograd.result_groups import Group, can_keep, groups_of, unpack_saved
+from capture.autograd.result_groups import Group, can_keep, groups_of
 from capture.engines.base import Geometry
 from capture.key import pytree
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
@@ -52,6 +52,7 @@ from capture.torch_private.autograd import (
     function_of,
     nodes_above,
     stale_streams_overridden,
+    unpack_saved,
     writes_saved_tensors,
 )
 from capture.torch_private.capabilities import NO_TASK, graph_task, unseen

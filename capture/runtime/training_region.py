@@ -860,8 +860,10 @@ class _Gradients(torch.autograd.Function):
         keepers = frame.keepers
         saved = ctx.saved_tensors if ctx.has_saved else ()  # raises what eager raises
         if keepers is not None:
-            saved = keepers.tensors(grads, every=torch.is_grad_enabled())
-            native.tell_uses(saved if torch.is_grad_enabled() else ())
+            every = torch.is_grad_enabled()
+            saved = keepers.tensors(grads, every=every)
+            if every:  # they become a part of the caller's graph
+                native.tell_uses(saved)
         found = frame.gradients(ctx, (*frame.inner, *saved), grads)
         if frame.inner and torch_autograd.TELLS_KEEP_GRAPH and not torch_autograd.keeps_graph():
             frame.inner = ()

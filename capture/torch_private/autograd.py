@@ -11,6 +11,7 @@ bodies are refused while capturing, and run eagerly.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import sys
 import types
@@ -78,6 +79,21 @@ def function_of(node: Any) -> type | None:
     """The class with the user's ``backward`` that the node runs; None for a node of torch's. Without the name no node
     is one of a user's."""
     return getattr(type(node), "_forward_cls", None)
+
+
+@functools.cache
+def _names_of_saved(kind: Any) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
+
+
+def unpack_saved(node: Any) -> None:
+    """Have autograd unpack all that the node saved. Raises ``LookupError`` where it does not."""
+    try:
+        kind: Any = type(node)
+        for name in ("saved_tensors",) if function_of(node) is not None else _names_of_saved(kind):
+            getattr(node, name)
+    except RuntimeError as error:
+        raise LookupError from error
 
 
 def name_of(node: Any) -> str:

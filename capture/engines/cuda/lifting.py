@@ -48,7 +48,8 @@ _STEPS = (259, 278, 301, 322, 345)
 least, and what is computed of a count, as ``1 - beta**t``, is not yet the same for all of them."""
 _CAPTURES = 3
 _NEARER = (1.0, 0.25, 1 / 16, 1 / 64, -0.25, -1 / 16, -1 / 64)
-_LESS = 12
+"""Shares of the way to such numbers, for bodies that compare theirs: others have the same answers only nearby."""
+_LESS = 12  # by how much steps of whole numbers may be shorter: of 12 in a row one has the remainder that is asked for
 _STEPS_NEARBY = tuple(by * sign for by in range(1, 25) for sign in (1, -1))
 _FILLINGS = (0, 0xA5, 0x3C, 0xFF, 0x11, 0x5A)
 """Of the captures with the same numbers. Those past ``SAME`` are made where something may have been left by chance, and
