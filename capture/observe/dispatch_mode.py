@@ -61,7 +61,11 @@ class ObserveMode(BreakNotes):
 
     def execute(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator; a recorder replaces this."""
-        return self.operate(looked_up(op)[1], args, kwargs)
+        op_traits, run, _ = looked_up(op)
+        result = self.operate(run, args, kwargs)
+        if self._takes_to_wait:
+            self._note_taken_to_wait(op_traits, tensors_in(args, kwargs))
+        return result
 
     def operate(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator itself: an exception in here is the body's."""

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from capture.key.tensor_meta import nbytes_of, storage_of
 from capture.observe import host_values, islands, operator_schema, source_location
 from capture.observe.higher_order import HigherOrderMode
 from capture.observe.operator_schema import OperatorTraits
-from capture.observe.probes.device_syncs import device_syncs
+from capture.observe.probes.device_syncs import device_syncs, is_taken_to_wait
 from capture.observe.probes.metadata_reads import COUNTING
 from capture.observe.released_gradients import ReleasedGradients, keep
 from capture.observe.trace import External, Produced
@@ -74,6 +74,8 @@ class RunNotes(HigherOrderMode):
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
         self._operator: str | None = "code outside of operators"
+        self._takes_to_wait = False
+        """Waits cannot be looked for: see ``device_syncs``."""
         self._at: CodeLocation | None = None
         self.arguments: set[int] = set()
         """``id`` of the storages of the leaves the body was given."""
@@ -279,9 +281,16 @@ class RunNotes(HigherOrderMode):
     def note_export(self, tensor: torch.Tensor) -> None:
         """Note that a device tensor is handed to another library, whose kernels no operator shows."""
 
-    def device_syncs(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def device_syncs(self) -> Iterator[None]:
         """Look for waits for the device that no operator's schema shows."""
-        return device_syncs(self._note_device_sync, lambda: self._operator)
+        with device_syncs(self._note_device_sync, lambda: self._operator) as self._takes_to_wait:
+            yield
+
+    def _note_taken_to_wait(self, op: OperatorTraits, tensors: Iterable[torch.Tensor]) -> None:
+        """Note an operator that waits as far as is known, where other threads keep this one from looking."""
+        if is_taken_to_wait(op.name, op.base) and any(captures_kernels(tensor.device) for tensor in tensors):
+            self._note_device_sync(op.name)
 
     def _note_device_sync(self, op: str) -> None:
         if self.is_aside:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -109,3 +110,51 @@ def test_other_thread_works_while_we_record(what: str) -> None:
 
     in_threads(lambda index: work_beside() if index else record(), 2)
     healthy()
+
+
+def test_nothing_of_the_process_changes_beside_others() -> None:
+    """What waits inside is eager, and no later call of its solver fails; what does not is recorded."""
+    stop, seen, filters = threading.Event(), set[tuple[int, bool]](), list(warnings.filters)
+    sizes = rand(6, 8, 8)
+    solve, plain = capture(lambda x: torch.linalg.eigh(x @ x.mT)[0] + 1), capture(lambda x: torch.tanh(x @ x.mT) + 1)
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.add((torch.cuda.get_sync_debug_mode(), list(warnings.filters) == filters))
+            stop.wait(1e-4)
+
+    def work(index: int) -> None:
+        if index:
+            return look()
+        try:
+            for x in sizes:
+                same(solve(x), eager(solve, x))
+                same(plain(x), eager(plain, x))
+        finally:
+            stop.set()
+
+    in_threads(work, 2)
+    assert seen == {(0, True)}
+    assert (recordings(solve).recordings, recordings(plain).recordings) == (0, 1)
+    healthy()
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_waits_are_looked_for_where_no_thread_minds() -> None:
+    """The debug mode and the filters are the user's again, whether the body raises or not."""
+    for mode in (0, 1):
+        torch.cuda.set_sync_debug_mode(mode)
+        filters = list(warnings.filters)
+        try:
+            f = capture(lambda x: torch.linalg.eigh(x @ x.mT)[0] + 1)
+            for seed in range(3):
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    f(rand(8, 8, seed=seed))
+                said = any("synchronizing" in str(one.message) for one in caught)
+                assert said == bool(mode)
+            assert torch.cuda.get_sync_debug_mode() == mode
+            assert list(warnings.filters) == filters
+            assert recordings(f).recordings == 0
+        finally:
+            torch.cuda.set_sync_debug_mode(0)

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from capture import capture, config, recordings
 from capture.native import native
-from capture.observe.probes import device_syncs
 from capture.runtime import gradient_offload, record
 from capture.torch_private import devices
 from capture.torch_private.capabilities import dispatch_mode_depth
@@ -43,6 +42,7 @@ def shared_state() -> tuple[Any, ...]:
         list(warnings.filters), warnings.showwarning, gc.isenabled(), gc.get_threshold(), sys.getswitchinterval(),
         torch.get_num_threads(), torch.is_warn_always_enabled(), signal.getsignal(signal.SIGINT), sys.excepthook,
         torch.get_deterministic_debug_mode(), sys.getrecursionlimit(),
+        devices.wait_debug_mode() if devices.may_wait() else 0,
     )  # fmt: skip
 
 
@@ -64,13 +64,12 @@ def updates(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("body", [norms, sums, updates])
 def test_nothing_is_another_while_a_body_runs(body: Callable[[Tensor], Tensor]) -> None:
-    """The state is compared in every call of a function of this library while the body is watched and recorded. What a
-    device needs for a watch is there before: a filter that stays the first one and hides warnings of torch's debug mode
-    that only the watch asked for (``docs/limits.md``)."""
-    if devices.may_wait():
-        device_syncs._filter.put_first()
+    """The state is compared in every call of a function of this library while the body is watched and recorded beside
+    another thread."""
+    stop, x = threading.Event(), torch.randn(5, 5, device=DEVICE)
     before, seen, thread = shared_state(), list[tuple[Any, ...]](), threading.get_ident()
-    f, x = capture(body, name="f"), torch.randn(5, 5, device=DEVICE)
+    f, other = capture(body, name="f"), threading.Thread(target=stop.wait)
+    other.start()
 
     def look(frame: types.FrameType, event: str, arg: object) -> None:
         if event == "call" and "capture" in frame.f_code.co_filename and threading.get_ident() == thread:
@@ -78,15 +77,22 @@ def test_nothing_is_another_while_a_body_runs(body: Callable[[Tensor], Tensor]) 
             if now != before and not seen:
                 seen.append((frame.f_code.co_qualname, now))
 
-    for _ in range(3):
-        sys.setprofile(look)
-        try:
-            result = f(x)
-        finally:
-            sys.setprofile(None)
-        assert torch.equal(result, body(x))
+    try:
+        for _ in range(3):
+            sys.setprofile(look)
+            try:
+                result = f(x)
+            finally:
+                sys.setprofile(None)
+            assert torch.equal(result, body(x))
+    finally:
+        stop.set()
+        other.join()
     assert not seen
     assert shared_state() == before
+    for _ in range(3):  # alone it may look closer
+        capture(body)(x)
+        assert shared_state() == before
 
 
 def test_warnings_of_other_threads_stay_warnings() -> None:

@@ -163,11 +163,9 @@ class GraphRecorder(ObserveMode):
         self._exports = True
 
     @override
-    def device_syncs(self) -> contextlib.AbstractContextManager[None]:
-        return self._surroundings()  # a capture stops at a sync by itself
-
     @contextlib.contextmanager
-    def _surroundings(self) -> Iterator[None]:
+    def device_syncs(self) -> Iterator[None]:
+        """Nothing is looked for: a capture stops at a sync by itself."""
         owned = {id(tensor): tensor for owners in self.before.tensors.values() for _, tensor in owners}
         ends = self.differentiates and any(
             generator.device == self.device and _ends_graphs(generator) for generator in owned.values()

@@ -1,9 +1,10 @@
 """Calls that make the host wait for a device, found by torch's own debug mode while a body is watched.
 
 Operators that read values are known by their schema; this finds the others, such as solvers that read a status. The
-debug mode belongs to the whole process; its warnings are hidden from other threads. A trial capture cannot be used
-instead: a solver of cuSOLVER that was called in a capture fails in every later call of the process, captured or not
-(``torch.linalg.eigh`` on torch 2.11).
+debug mode and the filter of its warnings belong to the whole process, so they are set only while no other thread runs
+code of users. Beside others a wait shows when the capture fails, which costs the pool. That is no way for solvers: one
+of cuSOLVER that was called in a capture fails in every later call of the process, captured or not
+(``torch.linalg.eigh`` on torch 2.11). They, and operators that were seen to wait before, are taken to wait.
 """
 
 from __future__ import annotations
@@ -18,17 +19,22 @@ from typing import Any
 
 from capture.torch_private import devices
 from capture.torch_private.monkeypatch import replaced
+from capture.torch_private.threads import others_may_run
+
+_seen_waiting: set[str] = set()
+"""Names of operators."""
 
 
 class _Filter:
-    """The message of a warning filter that stays in place: a call that began under a watch may warn when it is over,
-    in any thread. It swallows what only the debug mode of a watch asked for."""
+    """The message of a warning filter. It stays in place after a watch in which threads began: a call that began under
+    the watch may warn when it is over. It swallows what only the debug mode of a watch asked for."""
 
     def __init__(self) -> None:
         self.listeners: dict[int, Callable[[], None]] = {}
         """By thread."""
         self.users_mode = 0
         self.is_setting = False
+        self._item: Any = ("ignore", self, UserWarning, None, 0)
 
     def match(self, text: str) -> bool:
         """What the module ``warnings`` asks of a filter's message."""
@@ -50,52 +56,81 @@ class _Filter:
 
     def put_first(self) -> None:
         """Put it before all other filters."""
-        item: Any = ("ignore", self, UserWarning, None, 0)
-        if warnings.filters[:1] != [item]:
-            warnings.filters.insert(0, item)  # type: ignore[attr-defined]
-            with warnings.catch_warnings():
-                pass  # this has the interpreter forget its cached decisions
+        if warnings.filters[:1] != [self._item]:
+            warnings.filters.insert(0, self._item)  # type: ignore[attr-defined]
+            _forget_decisions()
+
+    def take_out(self) -> None:
+        """Leave the filters as they were without it."""
+        if self._item in warnings.filters:
+            warnings.filters[:] = [item for item in warnings.filters if item != self._item]  # type: ignore[index]
+            _forget_decisions()
+
+
+def _forget_decisions() -> None:
+    """Have the interpreter forget what it decided by other filters."""
+    with warnings.catch_warnings():
+        pass
 
 
 _filter = _Filter()
 
 
 @contextmanager
-def device_syncs(note_sync: Callable[[str], None], operator: Callable[[], str | None]) -> Iterator[None]:
-    """Call ``note_sync(name)`` at each sync in this thread. ``operator``: the one that runs, None to look away."""
-    if not devices.may_wait():
-        yield
-        return
-    thread = threading.get_ident()
+def device_syncs(note_sync: Callable[[str], None], operator: Callable[[], str | None]) -> Iterator[bool]:
+    """Call ``note_sync(name)`` at each sync in this thread. ``operator``: the one that runs, None to look away.
 
+    Gives whether other threads kept it from looking: then ``is_taken_to_wait`` tells of operators.
+    """
+    if not devices.may_wait():
+        yield False
+        return
+    thread, beside_others = threading.get_ident(), others_may_run()
+    with contextlib.ExitStack() as around:
+        for holder, name in devices.WAITS:
+            if name in holder.__dict__:
+                waiting = _noting(f"{holder.__name__}.{name}", holder.__dict__[name], note_sync, thread)
+                around.enter_context(replaced(holder, {name: waiting}))
+        if not beside_others:
+            around.enter_context(_debugged(note_sync, operator, thread))
+        yield beside_others
+
+
+def is_taken_to_wait(name: str, base: str) -> bool:
+    """Whether an operator waits for the device as far as is known without looking. No rule stands for the family of
+    solvers: no schema tells of the status that they read, and a trial breaks them."""
+    return name in _seen_waiting or base.lstrip("_").startswith("linalg_")
+
+
+@contextmanager
+def _debugged(note_sync: Callable[[str], None], operator: Callable[[], str | None], thread: int) -> Iterator[None]:
     def listen() -> None:
         name = operator()
         if name is not None:
+            _seen_waiting.add(name)
             note_sync(name)
 
     before = _filter.users_mode = devices.wait_debug_mode()
     try:
         _filter.listeners[thread] = listen
-        with contextlib.ExitStack() as around:
-            for holder, name in devices.WAITS:
-                if name in holder.__dict__:
-                    waiting = _noting(f"{holder.__name__}.{name}", holder.__dict__[name], note_sync, thread)
-                    around.enter_context(replaced(holder, {name: waiting}))
-            _filter.set_mode(before or 1)  # a mode of the user's stays, an error included
-            yield
+        _filter.set_mode(before or 1)  # a mode of the user's stays, an error included
+        yield
     finally:
         if devices.may_wait():  # in the child of a fork that the body made, torch sets nothing, and raises
             _filter.set_mode(before)
         _filter.listeners.pop(thread, None)
+        if not others_may_run():
+            _filter.take_out()
 
 
 @contextmanager
 def unnoticed() -> Iterator[None]:
     """What this thread waits for in the block is no sync of a body's, nor one that a user's debug mode asks about."""
-    if not devices.may_wait():
+    before = devices.wait_debug_mode() if devices.may_wait() else 0
+    if not before:
         yield
         return
-    listener, before = _filter.listeners.pop(threading.get_ident(), None), devices.wait_debug_mode()
+    listener = _filter.listeners.pop(threading.get_ident(), None)
     _filter.set_mode(0)
     try:
         yield
