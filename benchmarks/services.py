@@ -165,7 +165,11 @@ class Service:
             if fails and self.device.type == "cpu":
                 words[-1] = WORDS
             return (words.to(self.device),), {}
-        return (torch.randn(size, WIDTH, device=self.device),), {"fails": True} if fails else {}
+        return (self.drawn(size),), {"fails": True} if fails else {}
+
+    def drawn(self, size: int) -> Tensor:
+        """A random input, drawn on the CPU: with torch 2.11 no thread draws on a device while another one captures."""
+        return torch.randn(size, WIDTH).to(self.device)
 
     def call(self, ours: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call; an error is an answer, too."""
@@ -236,7 +240,7 @@ class Drawing(Service):
     @override
     def request(self, random: Random, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (
-            torch.randn(size, WIDTH, device=self.device),
+            self.drawn(size),
             random.choice([0.5, 1.0, 2.0]),
             random.randrange(1000),
         ), {}
@@ -273,7 +277,7 @@ class Sessions(Service):
     @override
     def answer(self, random: Random, size: int, arm: Callable[[], None]) -> Answer:
         ours, eager, f = self.pair()
-        x = torch.randn(size % 4 + 1, WIDTH, device=self.device)
+        x = self.drawn(size % 4 + 1)
         with torch.no_grad():
             h, count = eager.h, eager.count.clone()
             expected = eager(x), eager.h, eager.count.clone()
@@ -295,7 +299,7 @@ class Sessions(Service):
     @override
     def probe(self, random: Random, size: int) -> str:
         _, eager, f = self.pair()
-        x = torch.randn(2, WIDTH, device=self.device)
+        x = self.drawn(2)
         with torch.no_grad():
             eager(x)
             return _not_replayed(f, lambda: f(x))

@@ -26,8 +26,9 @@ _seen_waiting: set[str] = set()
 
 
 class _Filter:
-    """The message of a warning filter. It stays in place after a watch in which threads began: a call that began under
-    the watch may warn when it is over. It swallows what only the debug mode of a watch asked for."""
+    """The message of a warning filter. It stays in place: taken out, it would have the interpreter forget which
+    warnings it has shown, and a call that began under a watch may warn when it is over. It swallows what only the debug
+    mode of a watch asked for."""
 
     def __init__(self) -> None:
         self.listeners: dict[int, Callable[[], None]] = {}
@@ -58,19 +59,8 @@ class _Filter:
         """Put it before all other filters."""
         if warnings.filters[:1] != [self._item]:
             warnings.filters.insert(0, self._item)  # type: ignore[attr-defined]
-            _forget_decisions()
-
-    def take_out(self) -> None:
-        """Leave the filters as they were without it."""
-        if self._item in warnings.filters:
-            warnings.filters[:] = [item for item in warnings.filters if item != self._item]  # type: ignore[index]
-            _forget_decisions()
-
-
-def _forget_decisions() -> None:
-    """Have the interpreter forget what it decided by other filters."""
-    with warnings.catch_warnings():
-        pass
+            with warnings.catch_warnings():
+                pass  # this has the interpreter forget its cached decisions
 
 
 _filter = _Filter()
@@ -119,8 +109,6 @@ def _debugged(note_sync: Callable[[str], None], operator: Callable[[], str | Non
         if devices.may_wait():  # in the child of a fork that the body made, torch sets nothing, and raises
             _filter.set_mode(before)
         _filter.listeners.pop(thread, None)
-        if not others_may_run():
-            _filter.take_out()
 
 
 @contextmanager
