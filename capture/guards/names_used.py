@@ -17,6 +17,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from capture.guards.answers import OF_TENSORS
+from capture.key.attribute_names import attribute_names
 from capture.key.code_names import globals_in, imported_in, operations, with_packages
 from capture.key.name_uses import ASKING, is_computed, name_uses
 from capture.key.packages import is_library, package_of
@@ -187,6 +188,7 @@ class Names:
     _of_classes: dict[type, frozenset[str]] = field(factory=dict)
     _of_codes: list[tuple[types.CodeType, frozenset[str]]] = field(factory=list)
     _keys: dict[str, frozenset[Any] | keyed_reads.Early | None] = field(factory=dict)
+    _only_asked: dict[str, bool] = field(factory=dict)
     _special: dict[frozenset[str], frozenset[str]] = field(factory=dict)
     _packages: dict[frozenset[str], frozenset[str]] = field(factory=dict)
 
@@ -203,16 +205,20 @@ class Names:
         if name not in self._keys:
             if not self._of_codes:
                 self._of_codes += [(code, uses_of(code).names) for code in {*self.run.latest, *self.run.unseen}]
-            codes = [
-                code
-                for code, names in self._of_codes
-                if name in names or name in code.co_freevars or name in code.co_cellvars
-            ]
+            codes = [code for code, _ in self._of_codes if _mentions(code, name)]
             takes_apart = any(not _TAKING_APART.isdisjoint(names) for _, names in self._of_codes)
             is_known = not (self.is_computed or self.compiled or takes_apart) and bool(codes)
             run = self.run
             self._keys[name] = keyed_reads.keys_of(name, codes, run.looked_up, run.looked_at) if is_known else None
         return self._keys[name]
+
+    def only_asks(self, name: str) -> bool:
+        """Whether all code that mentions the name only looks up attributes of what has it."""
+        if name not in self._only_asked:
+            is_known = not (self.is_computed or self.compiled)
+            codes = [code for code in self.codes if _mentions(code, name)] if is_known else []
+            self._only_asked[name] = bool(codes) and all(name in attribute_names(code) for code in codes)
+        return self._only_asked[name]
 
     def of_own_class(self, kind: type) -> frozenset[str]:
         """Names that may have been looked up in a class: those, and what syntax calls."""
@@ -231,6 +237,10 @@ class Names:
             mentioned = frozenset().union(*[self.by_package[one] for one in kinds]) if kinds else frozenset()
             names = self._packages[kinds] = frozenset(map(sys.intern, mentioned))
         return names
+
+
+def _mentions(code: types.CodeType, name: str) -> bool:
+    return name in uses_of(code).names or name in code.co_freevars or name in code.co_cellvars
 
 
 def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
@@ -265,7 +275,8 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
                 names.stored.update((id(scope), name) for name in uses.stored)
             names.matches = names.matches or uses.matches
             if not owner:
-                names.is_computed = names.is_computed or uses.is_computed
+                takes_apart = not _TAKING_APART.isdisjoint(uses.names)
+                names.is_computed = names.is_computed or uses.is_computed or takes_apart
                 if uses.asks:
                     names.asked.update(uses.names)
                 for name, level in uses.imported:

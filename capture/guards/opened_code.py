@@ -28,6 +28,8 @@ from capture.torch_private.dynamo import COMPILERS
 from capture.torch_private.hook_numbers import counters_of
 
 _OF_ALL_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__cached__"})
+_PARTS_OF_FUNCTIONS = frozenset({"__closure__", "__defaults__", "__kwdefaults__", "__code__"})
+"""Code that names one of these may look into functions that do not run."""
 _NAMES = frozenset({types.ModuleType, dict})
 _COMPILED = "_torchdynamo_orig_callable"
 """In the ``__dict__`` of a function that ``torch.compile`` made; without it, its globals and cells are not guarded."""
@@ -48,7 +50,8 @@ def open_function(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
         if "__annotations__" in walk.names.of_definitions:
             walk.enter_value(value.__annotations__, f"{value.__qualname__}.__annotations__")
     is_inlined = bool(walk.names.compiled) and not is_library(package)  # or may be: the compiled code says no more
-    if value.__code__ not in walk.names.codes and not is_inlined:
+    is_asked = not _PARTS_OF_FUNCTIONS.isdisjoint(walk.names.of_packages(["inspect"]))
+    if value.__code__ not in walk.names.codes and not is_inlined and not is_asked:
         return
     walk.functions.append(value)
     for default in (*(value.__defaults__ or ()), value.__kwdefaults__ or {}):

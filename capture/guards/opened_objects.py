@@ -19,9 +19,12 @@ from typing import Any
 from capture.guards.guard import Guard
 from capture.guards.opened_code import open_class, open_function, open_module
 from capture.guards.read import ValuePlace
-from capture.guards.read_walk import SEQUENCES, Opener, ReadWalk, always, item_key
+from capture.guards.read_walk import HEAP, IMMUTABLE, SEQUENCES, Opener, ReadWalk, always, item_key
 from capture.key import numpy_arrays
-from capture.key.code_names import MISSING, SMALL
+from capture.key.attributes import MISSING, dict_of, weak_or_none
+from capture.key.code_names import SMALL, part_of
+from capture.key.packages import is_library, module_of, package_of
+from capture.key.pytree import PLAIN_TYPES
 from capture.native import native
 from capture.observe.host_draws import UNKNOWN, is_moving, position_of
 from capture.state.cached_results import KeepsThese, cached_in, misses_of
@@ -114,6 +117,8 @@ def _attribute_in_c(walk: ReadWalk, value: Any, name: str, path: str) -> None:
 def _error(walk: ReadWalk, value: BaseException, path: str) -> None:
     for name in ("args", "__cause__", "__context__"):
         _attribute_in_c(walk, value, name, path)
+    if is_library(package_of(module_of(type(value)))) and (own := dict_of(value)) is not None:
+        walk.guard_names(own, own, walk.names.of_packages(()), path)
 
 
 def _memory(walk: ReadWalk, value: memoryview, path: str) -> None:
@@ -285,6 +290,53 @@ def _array(walk: ReadWalk, value: Any, path: str) -> None:
     walk.found.guards.append(Guard("value", Source("call", read, None, path), True))
 
 
+def _keeps_in_c(kind: type) -> bool:
+    """Whether a class in C, of which nothing else is known here, keeps other objects: a slice, a cell, a queue."""
+    is_in_c = kind.__flags__ & (HEAP | IMMUTABLE) != HEAP
+    return is_in_c and bool(kind.__flags__ & _COLLECTED) and not kind.__dictoffset__
+
+
+_COLLECTED = 1 << 14  # a flag of classes: their objects tell the collector what they keep
+
+
+def _held_in_c(walk: ReadWalk, value: Any, path: str) -> None:
+    """What an object of such a class keeps, as it tells the collector."""
+    held = _others_held(value)
+    if not held:
+        return
+    for one in held:
+        walk.enter_value(one, path)
+    read = functools.partial(_keeps_these, value, tuple(map(_told, held)))
+    walk.found.guards.append(Guard("value", Source("call", read, None, f"what {path} keeps"), True))
+
+
+def _others_held(value: Any) -> list[Any]:
+    """All that it keeps but its class and texts, such as its own name."""
+    return [one for one in gc.get_referents(value) if type(one) is not str and not isinstance(one, type)]
+
+
+def _keeps_these(value: Any, known: tuple[Any, ...]) -> bool:
+    """A guard's function: the object keeps the same others. None of them is kept alive by this."""
+    held = _others_held(value)
+    return len(held) == len(known) and all(map(_is_told, held, known))
+
+
+def _told(value: Any) -> Any:
+    """What tells an object from others: a plain value itself; else the class, and a weak reference or the ``id``."""
+    if type(value) in PLAIN_TYPES:
+        return type(value), part_of(value)
+    return type(value), weak_or_none(value) or id(value)
+
+
+def _is_told(value: Any, told: Any) -> bool:
+    kind, known = told
+    if type(value) is not kind:
+        return False
+    if kind in PLAIN_TYPES:
+        return bool(part_of(value) == known)
+    return known() is value if type(known) is weakref.ref else id(value) == known
+
+
 def _view(walk: ReadWalk, value: Any, path: str) -> None:
     for held in gc.get_referents(value):
         walk.enter_value(held, path)
@@ -360,4 +412,6 @@ def opener_of(kind: type) -> Opener | None:
         return _hash
     if found is None and is_moving(kind):
         return _iterator
-    return _array if found is None and numpy_arrays.is_array_type(kind) else found
+    if found is None and numpy_arrays.is_array_type(kind):
+        return _array
+    return _held_in_c if found is None and _keeps_in_c(kind) else found

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from capture.guards.ambient import asked_of_packages, is_getter, value_given_by
 from capture.guards.answers import same_answers
@@ -76,6 +76,9 @@ class OfClass:
     """As ``slots_of`` gives them."""
     wanted: frozenset[str]
     """Names that may have been looked up in its objects."""
+    is_whole: bool
+    """C code compares or shows its objects by all that they hold. So they are guarded as a whole, where code does more
+    with one than look up attributes."""
 
 
 @define(eq=False)
@@ -125,6 +128,11 @@ class ReadWalk:
     _keyed: dict[int, tuple[dict[Any, Any], str, frozenset[Any]]] = field(factory=dict)
     """By ``id``, dicts of which code looked up these keys alone. One that is reached in another way, too, is opened as
     a whole."""
+    _only_asked: dict[int, tuple[Any, str]] = field(factory=dict)
+    """By ``id``, objects of which code only looked up attributes. One that is reached in another way, too, is guarded
+    as a whole."""
+    _asked: set[int] = field(factory=set)
+    """``id`` of those that were gone into."""
     packages: set[str] = field(factory=set)
     """Of modules that closure cells of users' functions hold."""
 
@@ -164,6 +172,12 @@ class ReadWalk:
     def _open_keyed(self) -> bool:
         """Go into dicts that are reached in no other way than by names with which code only looks up keys. Whether
         there is more to open then."""
+        while self._only_asked and not self._queue:
+            at, (value, path) = self._only_asked.popitem()
+            if at not in self.seen and at not in self._asked:
+                self._asked.add(at)
+                self.kept.append(value)
+                self.attributes(value, evolve(self.of_class(type(value)), is_whole=False), path)
         while self._keyed and not self._queue:
             _, (table, path, keys) = self._keyed.popitem()
             if id(table) in self.seen:
@@ -184,7 +198,11 @@ class ReadWalk:
 
     def _is_keyed(self, value: Any, name: Any, path: str) -> bool:
         """Whether it is a dict of which the code with this name for it looks up known keys alone, and nothing is
-        changed. Those members are guarded later."""
+        changed. Those members are guarded later, and so are attributes of an object of which it looks up nothing
+        else."""
+        if type(value) is types.SimpleNamespace and self.names.only_asks(name):
+            self._only_asked.setdefault(id(value), (value, path))
+            return True
         if type(value) not in (dict, defaultdict) or not value:
             return False
         if id(value) in self.rebuilt or id(value) in self._changed_in:
@@ -419,6 +437,7 @@ class ReadWalk:
             kind.__flags__ & (HEAP | IMMUTABLE) == HEAP and not issubclass(kind, weakref.ref),
             tuple(slots_of(kind)),
             self.names.of_class(kind) if has_attributes and not is_closed else frozenset(),
+            _is_whole(kind),
         )  # fmt: skip
         return made
 
@@ -505,7 +524,8 @@ class ReadWalk:
             tables = self._module(namespace, path) if of_class.is_module else {}
             if namespace or of_class.is_users or id(value) in self._changed_in:
                 in_slots = {name for name, _, is_found in of_class.slots if is_found}
-                self.guard_names(value, namespace, of_class.wanted - in_slots, path, tables)
+                is_all = of_class.is_whole or self.names.is_computed
+                self.guard_names(value, namespace, of_class.wanted - in_slots, path, tables, is_all=is_all)
             else:  # a class of Python's own, such as ``OrderedDict``: attributes on it are rare
                 self.empty.append(namespace)
         for slot in of_class.slots:
@@ -513,13 +533,14 @@ class ReadWalk:
 
     def guard_names(
         self, value: Any, namespace: dict[str, Any], wanted: frozenset[str], path: str,
-        tables: Mapping[str, Any] = _NO_TABLES,
+        tables: Mapping[str, Any] = _NO_TABLES, *, is_all: bool | None = None,
     ) -> None:  # fmt: skip
-        """``tables``: what else has to be there, as the object that it is."""
+        """``tables``: what else has to be there, as the object that it is. ``is_all``: all names were looked up; None:
+        if code computes names."""
         if value is not namespace and id(namespace) in self._changed_in:  # told by the dict of an object
             for name, before in self._changed_in[id(namespace)].items():
                 self.changed[id(value), name] = self._changed_in.setdefault(id(value), {})[name] = before
-        if self.names.is_computed:
+        if self.names.is_computed if is_all is None else is_all:
             wanted |= frozenset(namespace)
             begun_with = self._length_before(namespace, self._changed_in.get(id(value), {}))
             self.found.guards.append(Guard("length", itself(namespace, path), begun_with))
@@ -528,7 +549,8 @@ class ReadWalk:
         if is_captured:  # a captured instance, which its own ``__dict__`` would keep alive
             wanted -= {"forward"}
             self._captured(value, handle, path)
-        wanted -= self.always_set(id(value))
+        if not is_all:  # or C code looked at it, too
+            wanted -= self.always_set(id(value))
         names, kept, kinds = self.columns(id(value), namespace, wanted, path, value if value is not namespace else None)
         if value is namespace:  # of a thread-local
             for name, value_there in zip(names, kept, strict=True):
@@ -675,6 +697,12 @@ class ReadWalk:
         elif type(self.changed.get(key)) is Counted:
             read = functools.partial(_holds_a, source, kind)
             self.found.guards.append(Guard("value", Source("call", read, None, source.path), True))
+
+
+def _is_whole(kind: type) -> bool:
+    """Whether a class in C whose objects have a ``__dict__`` says when two of them are equal."""
+    in_c = [one for one in kind.__mro__[:-1] if one.__dictoffset__ and one.__flags__ & (HEAP | IMMUTABLE) != HEAP]
+    return any("__eq__" in vars(one) for one in in_c)
 
 
 def _holds_a(source: Source, kind: type) -> bool:
