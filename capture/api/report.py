@@ -158,5 +158,5 @@ def _recording(entry: Entry, node: Node, recording: Recording) -> RecordingData:
         widths=schedule.widths if schedule is not None else (),
         longest=schedule.longest[:_LONGEST] if schedule is not None else (),
         guards=tuple(text_of(guard) for guard in node.guard.guards()) if node.guard is not None else (),
-        breaks=tuple(node.reads), inputs=tuple(inputs),
+        breaks=tuple(recording.reads), inputs=tuple(inputs),
     )  # fmt: skip

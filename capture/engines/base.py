@@ -286,6 +286,11 @@ class SegmentedRecording(Recording, Protocol):
     def kept_places(self) -> Places:
         """The memory that ``keep`` copies."""
 
+    def read_in_line(self) -> list[Any] | None:
+        """Nothing follows from what is read: from now on ``replay`` does all of it, and a call that stops is not put
+        back. Gives the list where each replay leaves what it read, by the number of the read; None where it can only
+        run segment by segment."""
+
     def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
         """Keep what its segments change before the last break, and the caller can see."""
 

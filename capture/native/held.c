@@ -472,6 +472,25 @@ static int put_pairs(PyObject *pairs, PyObject *values, int are_positions)
     return 0;
 }
 
+/* Puts what the host read in the replay into values: 0, -1. ``reads``: a list, and for each value its position, its place
+   in the list, and a function that it goes through, or None; or empty. */
+static int put_reads(PyObject *reads, PyObject *values)
+{
+    PyObject *list = PyTuple_GET_SIZE(reads) == 2 ? PyTuple_GET_ITEM(reads, 0) : NULL, *all = list == NULL ? NULL : PyTuple_GET_ITEM(reads, 1);
+    for (Py_ssize_t i = 0; list != NULL && i < PyTuple_GET_SIZE(all); i++) {
+        PyObject *one = PyTuple_GET_ITEM(all, i), *kind = PyTuple_GET_ITEM(one, 2);
+        PyObject *value = PyList_GetItem(list, PyLong_AsSsize_t(PyTuple_GET_ITEM(one, 1)));
+        if (value == NULL)
+            return -1;
+        Py_INCREF(value);
+        if (kind != Py_None)
+            Py_SETREF(value, PyObject_CallOneArg(kind, value));
+        if (value == NULL || PyList_SetItem(values, PyLong_AsSsize_t(PyTuple_GET_ITEM(one, 0)), value) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 /* What was taken from its place goes back there: whoever asks again finds it. */
 static void give_back(PyObject *sources, PyObject *positions, PyObject *values, PyObject *numbers)
 {
@@ -550,7 +569,7 @@ PyObject *several_outputs(
             Py_CLEAR(left);
     }
     if (left != NULL && put_aliases(PyTuple_GET_ITEM(plan, 7), values, statics, tensors, num_tensors) == 0 &&
-        put_pairs(PyTuple_GET_ITEM(plan, 3), values, 0) == 0 &&
+        put_pairs(PyTuple_GET_ITEM(plan, 3), values, 0) == 0 && put_reads(PyTuple_GET_ITEM(plan, 8), values) == 0 &&
         put_pairs(PyTuple_GET_ITEM(plan, 4), values, 1) == 0)
         result = PyObject_CallOneArg(PyTuple_GET_ITEM(plan, 5), values);
     if (result == NULL && values != NULL)

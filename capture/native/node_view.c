@@ -37,7 +37,7 @@ static PyObject *of_node(PyTypeObject *type, PyObject *args, PyObject *kwargs)
             &PyTuple_Type, &pattern, &PyTuple_Type, &given.before, &PyList_Type, &given.tensors, &given.collect, &given.preserving))
         return NULL;
     int fits = (given.source == Py_None || PyList_GET_SIZE(given.live) == 1) &&
-               (given.several == Py_None || (PyTuple_Check(given.several) && PyTuple_GET_SIZE(given.several) == 8));
+               (given.several == Py_None || (PyTuple_Check(given.several) && PyTuple_GET_SIZE(given.several) == 9));
     for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(given.before); i++) {
         PyObject *pair = PyTuple_GET_ITEM(given.before, i);
         fits = PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2 && PyList_Check(PyTuple_GET_ITEM(pair, 0)) &&

@@ -1052,6 +1052,12 @@ def as_returned(text: str, value: Any) -> Any:
     return _KINDS[kind](value) if kind else value
 
 
+def kind_of_returned(text: str) -> Callable[[Any], Any] | None:
+    """What makes of such a value what the body returns, by the text of the read; None: it is returned as it is."""
+    kind, _ = _split(text)
+    return _KINDS[kind] if kind else None
+
+
 def _split(text: str) -> tuple[str, str]:
     places = text.removeprefix(RETURNED)
     kind, _, rest = places.partition(" of ")

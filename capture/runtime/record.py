@@ -26,6 +26,7 @@ from capture.rules.compile_plan import compile_plan
 from capture.runtime import branches, formulas, gradient_offload, record_failure
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
+from capture.runtime.in_line import read_in_line
 from capture.runtime.inputs import generators_of, inputs_for, moving_paths
 from capture.runtime.record_outputs import kept_values, own_values, plan_recorded
 from capture.runtime.replay import count_writes, tell
@@ -118,8 +119,8 @@ def _record(
     captured.note_findings(plan)
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
-    _note_computed(node, recorded, written)
-    node.placed = formulas.placed(call, recorded.described, outputs)
+    _note_computed(node, call, recorded, outputs, written)
+    read_in_line(captured, entry, node)
     node.make_owned(_owned(captured, entry, tree, outputs))
     process_groups.note_user(node, facts)
     call.settle(node)
@@ -133,10 +134,13 @@ def _record(
     return done(result)
 
 
-def _note_computed(node: Node, recorded: Recorded, written: tuple[int, ...]) -> None:
+def _note_computed(
+    node: Node, call: Call, recorded: Recorded, outputs: OutputPlan, written: tuple[int, ...]
+) -> None:  # fmt: skip
     assert recorded.described is not None
     node.written = written
     node.computed = recorded.described.computed
+    node.placed = formulas.placed(call, recorded.described, outputs)
     if node.computed is not None and node.computed.given and recorded.watched is not None:
         node.first_read = {at: recorded.watched.watch.trace.kept[at][0] for at in node.computed.taken}
 

@@ -135,6 +135,8 @@ class Commit:
         assert outputs is not None
         if outputs.single is not None:
             return outputs.build_single()
+        if outputs.in_line is not None:
+            self.read_values = outputs.in_line.taken()
         again = self.whole is not None
         if self.whole is None:
             self.whole = [None] * outputs.count

@@ -7,6 +7,7 @@ Inputs and static tensors are handed back as the caller's own, views of them are
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from capture.engines.base import Block, Geometry, OwnedOutput, Pool, Recording, 
 from capture.key import pytree
 from capture.key.tensor_kind import Kind
 from capture.native import native
+from capture.observe.returned_value import AsReturned, computed
 from capture.state.snapshot import Change
 from capture.state.source import Reference
 from capture.torch_private import capabilities
@@ -35,6 +37,28 @@ from capture.tree.liveness import (
 from capture.tree.output_structure import DONE, Begun, EffectSlot, OwnContainer, fill
 
 _NOTHING_READ: Mapping[int, Any] = {}
+
+
+@frozen(eq=False)
+class ReadInLine:
+    """What the host reads in a replay that goes on without it, and what the body makes of that at once."""
+
+    values: list[Any]
+    """Where each replay leaves them, by the number of the read."""
+    kinds: tuple[Callable[[Any], Any] | None, ...]
+
+    def taken(self) -> Mapping[Any, Any]:
+        """Those of the last replay."""
+        pairs = enumerate(zip(self.values, self.kinds, strict=True))
+        return AsReturned({number: value if kind is None else kind(value) for number, (value, kind) in pairs})
+
+    def way_of(self, which: Any) -> tuple[int, Callable[[Any], Any] | None]:
+        """The number of the read of a value that the body returns, and the function that it goes through."""
+        if type(which) is int:
+            return which, self.kinds[which]
+        number, formula = which
+        kind, compute = self.kinds[number], functools.partial(computed, formula)
+        return number, compute if kind is None else lambda value: compute(kind(value))
 
 
 @frozen(eq=False)
@@ -140,6 +164,8 @@ class OutputPlan:
     own: dict[int, tuple[Any, str]] = field(factory=dict)
     """In the call that records, whose body has put others into their places by now: the caller's own containers that it
     handed back, as in ``Structures``. Empty in every replay."""
+    in_line: ReadInLine | None = None
+    """The reads of a recording that goes on without them."""
     collect: Callable[[], None] | None = None
     """Makes the owned outputs, for an engine whose replays do not."""
 
@@ -184,8 +210,9 @@ class OutputPlan:
 
     def several(self) -> tuple[Any, ...] | None:
         """For the C module: how results are built that have only fresh tensors, aliases, constants and repeats."""
-        others = self.inference or self.kinds or self.empties or self.effects or self.reads
-        if others or self.fills is None:
+        others = self.inference or self.kinds or self.empties or self.effects
+        reads = self._reads_in_c()
+        if others or self.fills is None or reads is None:
             return None
         return (
             self.sources,
@@ -196,7 +223,15 @@ class OutputPlan:
             self.fills,
             self.count,
             tuple([(at, alias.source, None if alias.same else alias) for at, alias in self.aliases]),
+            reads,
         )
+
+    def _reads_in_c(self) -> tuple[Any, ...] | None:
+        """For the C module: the list of what is read, then for each place in the result its position, that of the value
+        in the list, and a function that it goes through, or None. None where it runs segment by segment."""
+        if not self.reads or self.in_line is None:
+            return None if self.reads else ()
+        return self.in_line.values, tuple([(at, *self.in_line.way_of(which)) for at, which in self.reads])
 
     def is_sole_holder(self, number: int, tensor: torch.Tensor) -> bool:
         """Whether nobody but this tensor, which was handed out, uses its group's memory."""

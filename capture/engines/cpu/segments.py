@@ -8,7 +8,7 @@ the same with the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -74,6 +74,8 @@ class SegmentedTape(Tape):
         """What makes the first tensor that an island gets on each of the tape's blocks, by its number."""
         self._given_to: dict[int, list[tuple[TapeMemory, list[int]]]] = {}
         """By number of the break, the registers that an island gets."""
+        self._copies: tuple[list[TapeStep], list[TapeStep], Mapping[int, int] | None] = [], [], None
+        """What ``compile`` got."""
 
     # ------------------------------------------------------------------------------------------------------ recording
 
@@ -98,36 +100,43 @@ class SegmentedTape(Tape):
     @property
     def kept_places(self) -> Places:
         """See ``SegmentedRecording``."""
-        return places_of(self._written.storages())
+        return places_of(self._written.storages() if self._is_apart else ())
+
+    @property
+    def _is_apart(self) -> bool:
+        """It runs segment by segment."""
+        return bool(self.reads) and self.read_values is None
 
     @override
     def compile(
         self, copies_in: list[TapeStep], copies_out: list[TapeStep], readable: Mapping[int, int] | None = None
     ) -> None:  # fmt: skip
-        super().compile(copies_in, copies_out, None if self.reads else readable)  # others may go on from what is copied
+        self._copies = copies_in, copies_out, readable
+        # others may go on from what is copied
+        super().compile(copies_in, copies_out, None if self._is_apart else readable)
         if self._islands:
             self._places = {
                 number: (root, geometry) for root in self._roots for geometry, number in root.registers.items()
             }
-        if self.reads:
+        if self._is_apart:
             places = {number: (_key_of_root(root), geometry)
                       for root in self._roots for geometry, number in root.registers.items()}  # fmt: skip
             self._keys = [_key_of_step(step, places) for step in self._steps]
 
     @override
     def _is_local(self, root: TapeMemory, number: int) -> bool:
-        return not self.reads and super()._is_local(root, number)  # results are needed after their segment
+        return not self._is_apart and super()._is_local(root, number)  # results are needed after their segment
 
     @override
     def _used(self) -> set[int]:
         """Another recording of the body, which goes on from a break of this one, may look at all that was made then."""
-        ends = [at for at, step in enumerate(self._steps) if step.form == "break"]
+        ends = [at for at, step in enumerate(self._steps) if step.form == "break"] if self._is_apart else []
         before = self._steps[: ends[-1] + 1] if ends else []
         return super()._used() | {out[1] for step in before for out in step.outs if out is not None}
 
     @override
     def _make_replay(self) -> Callable[[Sequence[Any]], None]:
-        if not self.reads:
+        if not self._is_apart:
             return super()._make_replay()
         calls, begin = list(self._calls), 0
         steps = [*self.copies_in, *self._steps, *self.copies_out]
@@ -140,6 +149,25 @@ class SegmentedTape(Tape):
             self._segments.append(self._native)
             begin = end + 1
         return _in_segments
+
+    def read_in_line(self) -> list[Any] | None:
+        """See ``SegmentedRecording``. One tape reads in the middle, as no code of Python has to run there."""
+        if self._islands or any(out is not None for step in self._breaks for out in step.outs):
+            return None
+        self._read_numbers = tuple([-1 - number for number in range(len(self._breaks))])
+        self.read_values = [None] * len(self._breaks)
+        self._segments, self._meetings, self._keys, self._kept = [], [], [], None
+        self.compile(*self._copies)
+        return self.read_values
+
+    @override
+    def _call(self, step: TapeStep, used: Set[int]) -> tuple[Any, ...]:
+        call = super()._call(step, used)
+        if step.form != "break" or self.read_values is None:
+            return call
+        number = next(at for at, one in enumerate(self._breaks) if one is step)
+        place = self._locals[self._read_numbers[number]]
+        return _READERS.get(step.name, call[0]), call[1], call[2], (("local", place),), True
 
     # ------------------------------------------------------------------------------------------------------- replaying
 
@@ -178,6 +206,10 @@ class SegmentedTape(Tape):
 
     @override
     def stop(self, error: BaseException) -> Stop | None:
+        if self.read_values is not None and self._stopped is not None:
+            left = self._stopped[1]
+            values = [left[self._locals[number]] for number in self._read_numbers] if left else []
+            self._returned = {number: value for number, value in enumerate(values) if value is not None}
         stop, self._returned, returned = super().stop(error), {}, self._returned
         read = {id(self._breaks[number]): value for number, value in returned.items()}
         if stop is None or not read:
@@ -187,7 +219,7 @@ class SegmentedTape(Tape):
 
     @override
     def was_stopped(self) -> bool:
-        if not self.reads:
+        if not self._is_apart:
             return super().was_stopped()
         if self._met is not None:
             self._stopped, self._met = (self._begins[self._met + 1] - 1, (), ()), None
@@ -197,7 +229,7 @@ class SegmentedTape(Tape):
     @override
     def answers(self, error: BaseException, leaves: Sequence[Any]) -> Answers | None:
         """See ``Recording``."""
-        is_last = not self.reads or (self._stopped is not None and self._stopped[0] >= self._begins[-1])
+        is_last = not self._is_apart or (self._stopped is not None and self._stopped[0] >= self._begins[-1])
         stop = self.stop(error)
         if stop is None:
             return None
@@ -288,17 +320,17 @@ class SegmentedTape(Tape):
     @override
     def make_owned(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
         """Copies after each replay: others may have to go on from what a segment wrote."""
-        if not self.reads:
+        if not self._is_apart:
             return super().make_owned(outputs)
         return OutputCopies(self.arena, outputs) if outputs else None
 
     @override
     def avoid(self, block: Block) -> bool:
-        return not any(self.is_in(root, block) for root in self._roots) if self.reads else super().avoid(block)
+        return not any(self.is_in(root, block) for root in self._roots) if self._is_apart else super().avoid(block)
 
     @override
     def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
-        return frozenset() if self.reads else super().bind_inputs(inputs)
+        return frozenset() if self._is_apart else super().bind_inputs(inputs)
 
     @override
     def release(self) -> None:
@@ -306,6 +338,7 @@ class SegmentedTape(Tape):
         self._segments, self._breaks, self._meetings, self._written = [_in_segments], [], [], _Written()
         self._begins, self._returned, self._kept = [], {}, None
         self._islands, self._places, self._given_to, self._builders = {}, {}, {}, {}
+        self._copies = [], [], None
 
 
 def _in_segments(leaves: Sequence[Any]) -> None:

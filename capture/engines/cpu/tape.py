@@ -172,6 +172,10 @@ class Tape:
         self._locals: dict[int, int] = {}
         """Registers that exist only during a replay, by number: their positions among the values that the replay
         keeps."""
+        self._read_numbers: tuple[int, ...] = ()
+        """Numbers of no registers: locals that hold what the host reads in the middle, in the order of the reads."""
+        self.read_values: list[Any] | None = None
+        """Where a replay leaves that."""
         self._views: tuple[Any, ...] = ()
         """Steps before all others: views of owned outputs, which go into locals."""
         self._read: frozenset[int] = frozenset()
@@ -438,7 +442,7 @@ class Tape:
         used = self._used()
         fresh = [out for step in self._steps if step.form == "copy" for out in step.outs if out is not None]
         alone = [number for root, number in fresh if number in used and self._is_local(root, number)]
-        self._locals = {number: place for place, number in enumerate(alone)}
+        self._locals = {number: place for place, number in enumerate([*alone, *self._read_numbers])}
         self._add_views()
 
     def _is_local(self, root: TapeMemory, number: int) -> bool:
@@ -464,7 +468,7 @@ class Tape:
             (self._locals[number], places_of_root.places, places_of_root.number)
             for number, places_of_root, root in numbered
             if root.is_given
-        )
+        ) + tuple((self._locals[number], self.read_values, at) for at, number in enumerate(self._read_numbers))
         self._owned_registers = tuple([number for number, *_ in owned])
         acting = (number for number, step in enumerate(self._steps) if step.acts)
         self._native = native.Tape(

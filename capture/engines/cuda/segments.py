@@ -62,6 +62,9 @@ class SegmentedGraphs(CudaRecording):
         self._late = []
         self._segments[-1](leaves)
 
+    def read_in_line(self) -> None:
+        """See ``SegmentedRecording``. A signal may come between two graphs."""
+
     @property
     def kept_places(self) -> Places:
         """See ``SegmentedRecording``."""

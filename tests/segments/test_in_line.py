@@ -1,0 +1,177 @@
+"""Where nothing follows from what the host reads, a replay is one run, which no code of Python interrupts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import capture as library
+from capture import capture, config, recordings
+from capture.engines.undo import KeptMemory
+from tests.segments.test_bodies import fresh
+from tests.support.device import AGAIN, DEVICE
+from tests.support.observed import bits
+
+__all__ = ["fresh"]
+pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="a signal may come between two graphs")
+FOLDER = Path(library.__file__).parent
+
+
+def python_calls(function: Callable[[], Any]) -> list[str]:
+    """The library's Python functions that run, but for the wrapper that users call."""
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and FOLDER in Path(code.co_filename).parents and code.co_name != "wrapper":
+            called.append(code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+def alone(x: Tensor) -> Any:
+    return (x * 2).sum().item()
+
+
+def of_kinds(x: Tensor) -> Any:
+    return float(x.sum()), [bool((x > 1).any()), int((x > 0).sum())], x * 2
+
+
+def listed(x: Tensor) -> Any:
+    return x.topk(2).indices.tolist(), x.sum().item()
+
+
+def around_writes(x: Tensor) -> Any:
+    before = x.sum().item()
+    x.mul_(2)
+    between = x.sum().item()
+    x.add_(1)
+    return before, between, x.sum().item()
+
+
+def drawn(x: Tensor) -> Any:
+    y = functional.dropout(x, 0.5)
+    first = y.sum().item()
+    return first, torch.rand(3), (y * torch.randn(6)).sum().item()
+
+
+@pytest.mark.parametrize(
+    ("body", "more"),
+    [(alone, []), (of_kinds, []), (listed, ["flat_list", "computed", "computed"]), (around_writes, []), (drawn, [])],
+)
+def test_a_replay_takes_no_python(body: Callable[..., Any], more: list[str]) -> None:
+    f, generator = capture(body), torch.Generator().manual_seed(0)
+    inputs = [torch.randn(6, generator=generator) for _ in range(8)]
+    found, expected = list[Any](), list[Any]()
+    for function, into in ((f, found), (body, expected)):
+        torch.manual_seed(1)
+        for x in inputs:
+            given = x.clone()
+            into.append((function(given), given))
+    assert bits(found) == bits(expected)
+    assert recordings(f).replays >= 6 - AGAIN
+    if AGAIN:
+        return  # copies of the results that the caller keeps are made in Python
+    assert python_calls(lambda: f(inputs[0].clone())) == more
+
+
+def test_a_training_step_copies_nothing_for_undo(monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps(decorate: Callable[[Any], Any]) -> tuple[list[float], Any, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x: Tensor) -> float:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return float(loss)
+
+        function, x = decorate(step), torch.randn(3, 4)
+        with torch.enable_grad():
+            return [function(x) for _ in range(8)], [*model.parameters()], function
+
+    def fail(_: Any) -> None:
+        raise AssertionError("memory was kept")
+
+    expected, parameters, _ = steps(lambda step: step)
+    monkeypatch.setattr(KeptMemory, "keep", fail)
+    found, ours, function = steps(capture)
+    assert bits((found, ours)) == bits((expected, parameters))
+    assert recordings(function).replays == 5
+
+
+def caught(x: Tensor, at: Tensor, table: Tensor) -> Any:
+    total = x.sum().item()
+    x.add_(1)
+    try:
+        y = table[at]
+    except IndexError:
+        y = table * 2
+    return total, y, x.sum().item()
+
+
+def raised(x: Tensor, at: Tensor, table: Tensor) -> Any:
+    total = x.sum().item()
+    x.add_(1)
+    y = table[at]
+    return total, y.sum().item()
+
+
+@pytest.mark.parametrize("body", [caught, raised])
+def test_an_operator_raises_between_reads(body: Callable[..., Any]) -> None:
+    """What was read before is that of the call, and what was written stays."""
+
+    def calls(function: Callable[..., Any]) -> list[Any]:
+        found, x, table = list[Any](), torch.arange(4.0), torch.arange(6.0)
+        for call in range(9):
+            try:
+                result = function(x, torch.tensor([1, 9 if call == 6 else call % 5]), table)
+            except IndexError as error:
+                result = str(error)
+            found.append((result, x.clone()))
+        return found
+
+    f = capture(body)
+    assert bits(calls(f)) == bits(calls(body))
+    assert recordings(f).replays >= 5
+
+
+def some_compared(x: Tensor) -> Any:
+    total = x.sum().item()
+    x.add_(1)
+    return (total, x * 2) if x[0] > 0 else (total, x * 3)
+
+
+def test_a_value_that_is_compared_ends_a_segment() -> None:
+    """All that was written by then is put back where no recording goes on."""
+    f, found, expected = capture(some_compared), list[Any](), list[Any]()
+    for function, into in ((f, found), (some_compared, expected)):
+        for sign in (1, 1, 1, 1, -1, -1, 1, -1, 1):
+            x = torch.full((3,), 2.0 * sign)
+            into.append((function(x), x))
+    assert bits(found) == bits(expected)
+    assert recordings(f).recordings == 2 + AGAIN
+
+
+@pytest.mark.parametrize("verify", ["always", "first"])
+def test_such_replays_are_verified(verify: Any) -> None:
+    f, x = capture(around_writes, verify=verify), torch.ones(3)
+    with config.patch(strict=True):
+        found = [f(x) for _ in range(6)]
+    y = torch.ones(3)
+    assert bits(found) == bits([around_writes(y) for _ in range(6)])
