@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable
 
@@ -144,16 +145,17 @@ def test_nothing_of_the_process_changes_beside_others() -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_waits_are_looked_for_where_no_thread_minds() -> None:
     """The debug mode and the filters are the user's again, whether the body raises or not."""
+    inputs = [rand(8, 8, seed=seed) for seed in range(3)]
+    capture(lambda x: x + 1)(inputs[0])  # the filter of the mode's warnings is there from the first watch on
     for mode in (0, 1):
         torch.cuda.set_sync_debug_mode(mode)
-        capture(lambda x: x + 1)(rand(3))  # the filter of the mode's warnings is there from the first watch on
         filters = list(warnings.filters)
         try:
             f = capture(lambda x: torch.linalg.eigh(x @ x.mT)[0] + 1)
-            for seed in range(3):
+            for x in inputs:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
-                    f(rand(8, 8, seed=seed))
+                    f(x)
                 said = any("synchronizing" in str(one.message) for one in caught)
                 assert said == bool(mode)
             assert torch.cuda.get_sync_debug_mode() == mode
@@ -161,3 +163,42 @@ def test_waits_are_looked_for_where_no_thread_minds() -> None:
             assert recordings(f).recordings == 0
         finally:
             torch.cuda.set_sync_debug_mode(0)
+
+
+def test_draws_of_replays_beside_captures_of_other_threads() -> None:
+    """Each thread has a generator and a stream of its own. No replay waits for a stream that is captured, and none
+    reads the offset that the begin of a capture writes."""
+    stop = threading.Event()
+
+    def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
+        return torch.empty_like(x).normal_(generator=generator) + x
+
+    def record(generator: torch.Generator) -> None:
+        for number in range(10):
+
+            def slow(x: Tensor, generator: torch.Generator, number: int = number) -> Tensor:
+                y = noisy(x, generator)
+                time.sleep(0.02)
+                return y * number
+
+            f = capture(slow)
+            for seed in range(3):
+                f(rand(64, 64, seed=seed), generator)
+            assert recordings(f).recordings == 1
+
+    def work(index: int) -> None:
+        ours, eagers = (torch.Generator(DEVICE).manual_seed(index) for _ in range(2))
+        with torch.cuda.stream(torch.cuda.Stream()):
+            if not index:
+                try:
+                    return record(ours)
+                finally:
+                    stop.set()
+            f, x = capture(noisy), rand(64, 64)
+            while not stop.is_set():
+                same(f(x, ours), noisy(x, eagers))
+            assert ours.get_offset() == eagers.get_offset()
+            assert recordings(f).replays > 20
+
+    in_threads(work, 3)
+    healthy()

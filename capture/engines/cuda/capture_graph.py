@@ -11,7 +11,7 @@ import torch
 from capture.core.interrupts import is_interrupt
 from capture.engines.cuda.driver import node_counter
 from capture.engines.cuda.pool import CudaPool
-from capture.engines.cuda.streams import order_draws
+from capture.engines.cuda.streams import in_order
 from capture.native import native
 from capture.torch_private import capabilities, cuda
 from capture.torch_private.warned import warned
@@ -72,7 +72,6 @@ class Capture:
             for generator in self._generators:
                 self._graph.register_generator_state(generator)
             pool.stream.wait_stream(before)
-            order_draws(pool.device)  # a capture begins by writing what replays that draw may be reading
             pool.begin_capture()
             try:
                 self._begin()
@@ -109,7 +108,6 @@ class Capture:
         self._graph, self.is_empty = torch.cuda.CUDAGraph(keep_graph=True), False
         for generator in self._generators:
             self._graph.register_generator_state(generator)
-        order_draws(self._pool.device)
         self._pool.begin_capture()
         try:
             self._begin()
@@ -157,7 +155,7 @@ class Capture:
         assert self._graph is not None
         self._pool.captured = self._graph, self._generators
         try:
-            self._graph.capture_begin(pool=self._pool.id, capture_error_mode="relaxed")
+            in_order(self._pool.device, self._graph.capture_begin, self._pool.id, "relaxed")
             self._is_open = True
         except RuntimeError:
             self._pool.stop_capture()

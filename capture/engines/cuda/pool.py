@@ -30,8 +30,8 @@ from capture.engines.base import Address, Block, Geometry, views_of
 from capture.engines.cuda.stopped_capture import end_stopped_capture
 from capture.engines.cuda.streams import (
     CaptureStream,
+    in_order,
     keep_workspaces,
-    order_draws,
     return_capture_stream,
     take_capture_stream,
     wait_for_streams_on,
@@ -124,10 +124,9 @@ class CudaPool:
             return False
         anchor = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
-            order_draws(self.device)  # a capture begins by writing what replays that draw may be reading
             self.captured = anchor, ()
             try:
-                anchor.capture_begin(pool=self.id, capture_error_mode="relaxed")
+                in_order(self.device, functools.partial(anchor.capture_begin, self.id, "relaxed"))
                 warned(torch.cuda.CUDAGraph.capture_end, anchor)  # torch says that it is empty
             except RuntimeError:
                 self.stop_capture()

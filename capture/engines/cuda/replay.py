@@ -28,7 +28,7 @@ from capture.engines.cuda.memory_recorder import MemoryNotes
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.schedule_choice import Order, ScheduleChoice
 from capture.engines.cuda.scheduling import GraphSchedule, schedule_of
-from capture.engines.cuda.streams import order_draws
+from capture.engines.cuda.streams import in_order
 from capture.native import native
 from capture.observe.described import DescribedRun
 from capture.observe.run import ObservedRun
@@ -228,7 +228,7 @@ class CudaRecording:
         pool, index, grad, bound = self._pool, self._pool.index, self._grad, self._bound
         enter, raw_stream, set_grad = pool.enter, cuda.raw_stream, capabilities.set_grad_enabled
         launch = self._capture.launcher()
-        draw = order_draws if self.draws else None
+        in_turn = functools.partial(in_order, pool.device) if self.draws else None
         copy_in, copy_out = self._graph_copies or self._input_copies.copier(), self._input_copies.returner()
         around = self._around_draws() if self._generator_arguments else None
         raise_versions = self._raise_versions if self._version_bumps or self._static_version_bumps else None
@@ -249,9 +249,11 @@ class CudaRecording:
                 bound.patch(leaves)
             if copy_in is not None:
                 copy_in(leaves)
-            if draw is not None:
-                draw(pool.device)
-            native.committed(launch, (), lambda ended: after(leaves) if ended and comes_after else None)
+            rest = launch, (), lambda ended: after(leaves) if ended and comes_after else None
+            if in_turn is None:
+                native.committed(*rest)
+            else:
+                in_turn(native.committed, *rest)
 
         def full(leaves: Sequence[Any]) -> None:
             def run() -> None:
@@ -269,9 +271,9 @@ class CudaRecording:
             native.committed(run, (), finish)
 
         slow = full if grad or around is not None or raise_versions is not None else plain
-        if draw is not None and around is None and not self._was_seen_to_draw:
+        if in_turn is not None and around is None and not self._was_seen_to_draw:
             return self._looking_for_draws(slow)
-        odd = any(step is not None for step in (draw, around, raise_versions, copy_out))
+        odd = any(step is not None for step in (in_turn, around, raise_versions, copy_out))
         odd = odd or (grad and copy_in is not self._graph_copies)
         if odd or bound is None:
             return slow if odd else self._native(slow, copy_in)

@@ -25,7 +25,7 @@ from capture.engines.cuda.capture_graph import Capture, RefusedError
 from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy, InputCopies
 from capture.engines.cuda.island_break import IslandBreak, Owner
 from capture.engines.cuda.pool import CudaPool
-from capture.engines.cuda.streams import order_draws
+from capture.engines.cuda.streams import in_order
 from capture.engines.staging import Staging, over
 from capture.engines.undo import LEAST_UNDO, KeptMemory, Undo, most_undo
 from capture.key.tensor_meta import span_bytes
@@ -300,8 +300,9 @@ class SegmentRun:
         self.fill(copies, constants)
         self.settle()
         if draws:
-            order_draws(pool.device)
-        launch()
+            in_order(pool.device, launch)
+        else:
+            launch()
 
     def fill(self, copies: Sequence[DeviceCopy], constants: Sequence[DeviceConstant]) -> None:
         """Give the device what it reads of the host's memory, as far as that is not done."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +13,7 @@ from typing_extensions import override
 from capture.engines.base import BoundInput, Found, IslandCall, Move, NumbersToLift, Refusal, found
 from capture.engines.cuda.replay import CudaRecording, Step
 from capture.engines.cuda.segment_run import Seen, SegmentRun, copy_in_late, keep
-from capture.engines.cuda.streams import order_draws
+from capture.engines.cuda.streams import in_order
 from capture.engines.undo import KeptMemory, Places, Undo, kept_memory
 from capture.native import native
 from capture.torch_private import cuda
@@ -85,7 +87,8 @@ class SegmentedGraphs(CudaRecording):
 
     def _segment(self, number: int, launch: Callable[[], None]) -> Step:
         pool, raw_stream = self._pool, cuda.raw_stream
-        index, draws, is_last = pool.index, self._segment_draws[number], number == len(self._breaks)
+        index, is_last = pool.index, number == len(self._breaks)
+        in_turn = functools.partial(in_order, pool.device) if self._segment_draws[number] else operator.call
         follows_island = number > 0 and self._breaks[number - 1].island is not None
         again = self._input_copies.device_copies if follows_island else []
 
@@ -97,12 +100,10 @@ class SegmentedGraphs(CudaRecording):
                     self._copy_in(leaves)
             for device_copy in again:  # the island may have written what the host has
                 copy_in_late(device_copy, leaves)
-            if draws:
-                order_draws(pool.device)
             if is_last:
-                native.committed(launch, (), lambda ended: self._end(leaves) if ended else None)
+                in_turn(native.committed, launch, (), lambda ended: self._end(leaves) if ended else None)
             else:
-                launch()
+                in_turn(launch)
 
         return run
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from capture.core.interrupts import is_interrupt
-from capture.engines.cuda.streams import order_draws
+from capture.engines.cuda.streams import in_order
 from capture.torch_private import cuda
 from capture.torch_private.warned import warned
 
@@ -51,6 +51,5 @@ def _capture_nothing(generators: Sequence[torch.Generator], device: torch.device
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     for generator in generators:
         graph.register_generator_state(generator)
-    order_draws(device)
-    graph.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="relaxed")
+    in_order(device, graph.capture_begin, torch.cuda.graph_pool_handle(), "relaxed")
     warned(torch.cuda.CUDAGraph.capture_end, graph)  # torch says that it is empty

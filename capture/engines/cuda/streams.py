@@ -9,20 +9,29 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import torch
 from attrs import frozen
 
+from capture.core import forks
 from capture.core.alive import Alive
 from capture.engines.cuda.driver import driver_function
-from capture.observe.capture_lock import PATIENCE, capture_lock
+from capture.native import native
+from capture.observe.capture_lock import PATIENCE, BusyError, capture_lock, locked
 from capture.torch_private.capabilities import unseen
-from capture.torch_private.cuda import raw_stream
+from capture.torch_private.cuda import is_capturing, raw_stream
+
+Result = TypeVar("Result")
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_MOST_CAPTURES = 100  # of others that a replay with draws waits for
 _drew_on: dict[torch.device, tuple[int, torch.cuda.Stream]] = {}
 """The stream of each device that the last graph with draws was launched or captured on."""
+_draws = forks.lock()
+"""Held while a graph with draws is launched, or a capture begins."""
+_CAPTURED = object()
 _idle: dict[tuple[torch.device, bool], list[CaptureStream]] = {}
 _pools: Alive[StreamUser] = Alive()
 _installed = False
@@ -109,16 +118,47 @@ def wait_for_streams_on(pool: StreamUser) -> None:
     _pools.add(pool)
 
 
-def order_draws(device: torch.device) -> None:
-    """Order the current stream after the last graph that draws: torch keeps one seed and offset in device memory for
-    all graphs of a generator, and writes them before each launch."""
+def in_order(device: torch.device, function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call what launches a graph with draws on the current stream, or begins a capture there: after the last one that
+    did. torch 2.11 keeps one seed and offset in device memory for all graphs of a generator; it writes them before each
+    launch and as a capture begins, so that no other thread may come between the two.
+
+    Nothing can wait for a stream that another thread captures on: its end is waited for. Raises ``BusyError`` where
+    that thread may be waiting for this one."""
+    for _ in range(_MOST_CAPTURES):
+        result: Any = native.locked(_draws, _after_last, (device, function, arguments), _wait_on)
+        if result is not _CAPTURED:
+            return result  # type: ignore[no-any-return]
+        locked(_nothing)
+    raise BusyError("other threads capture graphs with draws one after another")
+
+
+def _after_last(device: torch.device, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     number, before = raw_stream(device.index), _drew_on.get(device)
-    if before is not None and before[0] == number:
-        return
-    now = torch.cuda.current_stream(device)
-    if before is not None:
-        now.wait_stream(before[1])
-    _drew_on[device] = number, now
+    if before is None or before[0] != number:
+        now = torch.cuda.current_stream(device)
+        if before is not None:
+            if _is_captured(before[1]):
+                return _CAPTURED
+            now.wait_stream(before[1])
+        _drew_on[device] = number, now
+    return function(*arguments)
+
+
+def _is_captured(stream: torch.cuda.Stream) -> bool:
+    ask, status = driver_function("cuStreamIsCapturing"), ctypes.c_int()
+    if ask is None:
+        with torch.cuda.stream(stream):
+            return is_capturing()
+    return not ask(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(status)) and bool(status.value)
+
+
+def _nothing() -> None:
+    """What is done under the lock of captures by who only waits for it."""
+
+
+def _wait_on() -> None:
+    """Whoever has the lock of draws launches one graph, and waits for nobody."""
 
 
 def _install() -> None:
