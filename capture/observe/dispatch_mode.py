@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from capture.core import slow_calls
 from capture.core.facts import Draw, HostWork, Mutation, MutationEvidence
+from capture.core.interrupts import is_interrupt
 from capture.key.numpy_arrays import MOST_BYTES
 from capture.key.tensor_meta import is_in_order, is_part_of_one, is_whole, memory_of, span_bytes, storage_of
 from capture.observe import operator_schema, returned_value, source_location
@@ -73,7 +74,7 @@ class ObserveMode(BreakNotes):
             result = self.run(function, args, kwargs)
         except BaseException as error:
             self._raised = error
-            if isinstance(error, Exception) and not operator_schema.raises_on_shapes(function, args, kwargs):
+            if not (is_interrupt(error) or operator_schema.raises_on_shapes(function, args, kwargs)):
                 # the body may catch it: then values decided what it does
                 self.quietly(self.note_sync)(f"{self._operator or 'an operator'}, which raised {type(error).__name__},")
             raise

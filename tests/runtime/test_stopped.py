@@ -21,7 +21,8 @@ from capture import capture, config
 from capture.core.interrupts import is_interrupt
 from capture.engines.cpu.tape import Tape
 from capture.native import native
-from capture.observe import run
+from capture.observe import operator_schema, run
+from capture.observe.dispatch_mode import ObserveMode
 from capture.runtime import record
 from capture.tree import thread_trees
 from tests.support.injection import BODIES, ERRORS, Stopped, calls_of, points, points_in, stopped_program
@@ -242,6 +243,29 @@ def test_timeouts_by_signals() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert came_out
+
+
+def test_a_timeout_in_an_operator_says_nothing_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why an operator raised is found by running it on shapes alone, for which torch may import its compiler."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Stopped
+
+    def run(watch: ObserveMode, function: Any, args: Any, kwargs: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return function(*args, **kwargs)
+
+    looked: list[Any] = []
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(ObserveMode, "run", run)
+            patch.setattr(operator_schema, "raises_on_shapes", lambda *call: looked.append(call))
+            with pytest.raises(Stopped):
+                capture(lambda x: x + 1)(torch.ones(3))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not looked
 
 
 def test_whose_exception_it_is() -> None:
