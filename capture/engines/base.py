@@ -287,9 +287,10 @@ class SegmentedRecording(Recording, Protocol):
         """The memory that ``keep`` copies."""
 
     def read_in_line(self) -> list[Any] | None:
-        """Nothing follows from what is read: from now on ``replay`` does all of it, and a call that stops is not put
-        back. Gives the list where each replay leaves what it read, by the number of the read; None where it can only
-        run segment by segment."""
+        """From now on ``replay`` does all of it, and a call that stops is not put back. Gives the list where each
+        replay leaves what the body only hands on, by the number of the read; None where it can only run in segments.
+        Where another value is read than the body went on from, it raises ``Parted`` with the number of the read and the
+        value, and nothing has happened that the caller can see."""
 
     def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
         """Keep what its segments change before the last break, and the caller can see."""

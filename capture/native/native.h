@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 44 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 45 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* The modes are as they were when this was made: 1, 0, or -1 with an exception set. */
@@ -34,9 +34,10 @@ int is_path(PyObject *one);
    an object is made with are never other ones. */
 #define TREE(X) \
     X(path) X(warm) X(buried) X(lingering) X(times) X(pins) X(current) X(root) X(mark) X(pool_is_at) X(pool)
-#define NODE(X) X(clear_of) X(latest_children) X(verified) X(parts)
+#define NODE(X) X(clear_of) X(latest_children) X(verified) X(parts) X(reads)
 #define CAPTURED(X) X(is_backward) X(number)
-#define ENTRY(X) X(phase)
+#define ENTRY(X) X(phase) X(steadiness)
+#define STEADINESS(X) X(replays)
 #define COUNTERS(X) X(replays)
 #define MARKS(X) X(begun)
 #define IN_USE(X) X(trees)
@@ -47,7 +48,7 @@ int is_path(PyObject *one);
 #define CLASSES(X) \
     X(Tree, TREE) X(Node, NODE) X(Entry, ENTRY) X(Counters, COUNTERS) X(Marks, MARKS) X(InUse, IN_USE) \
     X(Guard, GUARD) X(SharedStorage, SHARED_STORAGE) \
-    X(CudaPool, POOL) X(Source, SOURCE) X(Captured, CAPTURED)
+    X(CudaPool, POOL) X(Source, SOURCE) X(Captured, CAPTURED) X(Steadiness, STEADINESS)
 #define AT(name) Py_ssize_t name;
 #define OF_CLASS(class, names) \
     struct { \

@@ -258,6 +258,15 @@ static int count_up(PyObject *object, Py_ssize_t at)
     return 0;
 }
 
+/* A replay of an entry, for whether values that the host reads in it come again: 0, -1. */
+static int count_read(PyObject *entry, PyObject *node)
+{
+    PyObject *reads = SLOT(node, Node, reads), *counts = reads == NULL ? NULL : SLOT(entry, Entry, steadiness);
+    if (counts == NULL || PyObject_Size(reads) == 0)
+        return counts == NULL ? -1 : 0;
+    return is_of(counts, slots.Steadiness.type) ? count_up(counts, slots.Steadiness.replays) : -1;
+}
+
 static long long clock_of_runs; /* under the lock of the interpreter, or a little wrong */
 
 /* The node just ran: 0, -1. */
@@ -382,7 +391,8 @@ static PyObject *committed_replay(
             result = outputs_of(view, node, tree, tensors, self->tensors);
         while (result == NULL && commit_puts_off(&commit));
         if (result != NULL && (stand_on(tree, at, node, self->marks, self->function) < 0 ||
-                               count_up(self->counters, slots.Counters.replays) < 0))
+                               count_up(self->counters, slots.Counters.replays) < 0 ||
+                               count_read(self->entry, node) < 0))
             Py_CLEAR(result);
     }
     commit_end(&commit);

@@ -9,14 +9,15 @@
 #define NAMES(X) X(copy_) X(data)
 NAMES(DECLARE)
 
-enum { NOTHING, CONSTANT, REGISTER, LOCAL, LEAF, LEAVES, LIST, TUPLE };
-static const char *const kinds[] = {"nothing", "constant", "register", "local", "leaf", "leaves", "list", "tuple"};
+enum { NOTHING, CONSTANT, REGISTER, LOCAL, LEAF, LEAVES, LIST, TUPLE, EXPECTED };
+static const char *const kinds[] = {
+    "nothing", "constant", "register", "local", "leaf", "leaves", "list", "tuple", "expected"};
 #define KINDS (int)(sizeof(kinds) / sizeof(*kinds))
 
 typedef struct Template {
     int kind;
     Py_ssize_t number; /* of a register, local or leaf; how many members a list or tuple has */
-    PyObject *value;   /* a constant */
+    PyObject *value;   /* a constant; a result that has to come again */
     struct Template *members;
 } Template;
 
@@ -67,6 +68,7 @@ typedef struct {
 } Run;
 
 static PyTypeObject TapeType;
+static PyObject *Parted; /* a class of errors */
 
 /* ------------------------------------------------------------------------------------------------------ replays */
 
@@ -125,6 +127,15 @@ static int receive(const Template *target, PyObject *result, const Run *run)
     if (target->kind == LOCAL) {
         Py_XSETREF(run->locals[target->number], Py_NewRef(result));
         return 0;
+    }
+    if (target->kind == EXPECTED) {
+        int same = same_value(result, target->value);
+        if (same == 0) {
+            PyObject *args = Py_BuildValue("nO", target->number, result);
+            PyErr_SetObject(Parted, args);
+            Py_XDECREF(args);
+        }
+        return same > 0 ? 0 : -1;
     }
     if (target->kind != REGISTER)
         return 0;
@@ -231,12 +242,13 @@ static int put_item(PyObject *list, Py_ssize_t at, PyObject *item)
     return item == NULL ? -1 : PyList_SetItem(list, at, item);
 }
 
-/* What steps gave to locals, and a caller is to have: 0, -1. */
-static int leave_given(const Tape *self, PyObject *const *locals)
+/* What steps gave to locals, and a caller is to have: 0, -1. ``parted``: some of them did not run. */
+static int leave_given(const Tape *self, PyObject *const *locals, int parted)
 {
     for (Py_ssize_t i = 0; i < self->givers; i++) {
         const Given *one = &self->given[i];
-        if (put_item(one->places, one->number, Py_XNewRef(locals[one->local])) < 0)
+        PyObject *value = locals[one->local] == NULL && parted ? Py_None : locals[one->local];
+        if (put_item(one->places, one->number, Py_XNewRef(value)) < 0)
             return -1;
     }
     return 0;
@@ -250,22 +262,24 @@ static int run_steps(Tape *self, PyObject *leaves)
         return -1;
     }
     Run run = {self->registers, leaves, room, room + self->locals + 1};
-    int failed = 0;
+    int failed = 0, parted = 0;
     Py_ssize_t i = 0, end = self->count - self->back;
     self->stopped = -1;
     Py_CLEAR(self->left);
     for (; !failed && i < end; i++) {
         failed = run_step(&self->steps[i], &run) < 0;
+        parted = failed && PyErr_ExceptionMatches(Parted);
         if (failed)
-            self->stopped = i;
+            self->stopped = parted ? -1 : i;
         else if (i < self->acts) /* Ctrl-C ends a long replay, as it ends eager code, while none of it can be seen */
             failed = PyErr_CheckSignals() < 0;
     }
-    if (self->back && (!failed || self->stopped >= self->acts))
+    if (self->back && (!failed || (!parted && self->stopped >= self->acts)))
         failed = bring_back(self, &run, failed) < 0;
     if (self->stopped >= 0)
         leave(self, room);
-    failed = failed || leave_given(self, room) < 0;
+    if (!failed || parted)
+        failed = leave_given(self, room, parted) < 0 || failed;
     for (Py_ssize_t i = 0; i < self->locals; i++)
         Py_XDECREF(room[i]);
     PyMem_Free(room);
@@ -396,6 +410,11 @@ static int read_template(Template *one, PyObject *given, Tape *tape)
         return read_number(one, value, tape);
     if (kind == CONSTANT)
         one->value = Py_NewRef(value);
+    if (kind == EXPECTED) {
+        if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "nO", &one->number, &value))
+            return -1;
+        one->value = Py_NewRef(value);
+    }
     return 0;
 }
 
@@ -611,7 +630,10 @@ static PyTypeObject TapeType = {
 int add_tape(PyObject *module)
 {
     NAMES(INTERN)
-    if (PyType_Ready(&TapeType) < 0)
+    Parted = PyErr_NewExceptionWithDoc(
+        "capture.native._native.Parted",
+        "A step gave another result than was expected: the number that was told with it, and the result.", NULL, NULL);
+    if (Parted == NULL || PyModule_AddObjectRef(module, "Parted", Parted) < 0 || PyType_Ready(&TapeType) < 0)
         return -1;
     return PyModule_AddObjectRef(module, "Tape", (PyObject *)&TapeType);
 }

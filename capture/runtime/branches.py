@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from capture.core.facts import Facts
 from capture.core.interrupts import is_interrupt
-from capture.engines.base import Found, IslandCall, SegmentedRecording
+from capture.engines.base import Found, IslandCall, SegmentedRecording, found
 from capture.engines.registry import backend_for
 from capture.engines.undo import Undo
 from capture.guards.recording_guard import changes_of_state
@@ -126,14 +126,16 @@ class _Walk(Commit):
     """One replay, segment by segment."""
 
     __slots__ = (
-        "beside", "expressed", "given_to", "is_last", "is_lost", "islands", "keeps", "raised_early", "read", "slots",
-        "stopped", "undo",
+        "begun_at", "beside", "expressed", "given_to", "is_last", "is_lost", "islands", "keeps", "raised_early", "read",
+        "slots", "stopped", "undo",
     )  # fmt: skip
 
     def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
         super().__init__(captured, node, tree, values, leaves)
         self.undo, self.is_last, self.keeps = Undo(), False, False
         self.beside: Sequence[torch.Tensor] = ()
+        self.begun_at: tuple[int, Any] | None = None
+        """The break that a replay in one go came to, and what it read there."""
         self.given_to: Node | None = None
         self.read: dict[int, Any] = {}
         self.expressed: dict[Any, Any] = {}
@@ -181,7 +183,7 @@ class _Walk(Commit):
             return
         recording = _recording(node)
         recording.keep(self.undo, leaves)
-        number, meeting = self._walk_by_program(node, recording)
+        number, meeting = self._walk_by_program(node, recording) if self.begun_at is None else self._after_one_go(node)
         while number < len(node.reads):
             if meeting is None:
                 recording.segment(number)(leaves)
@@ -220,6 +222,15 @@ class _Walk(Commit):
         self.stopped = None
         self.is_last = True
         native.committed(recording.segment(number), (leaves,), bool)
+
+    def _after_one_go(self, node: Node) -> tuple[int, Found]:
+        """Go on where a replay in one go read another value, before which it has left nothing."""
+        assert self.begun_at is not None
+        assert node.outputs is not None
+        (number, value), in_line = self.begun_at, node.outputs.in_line
+        values = [] if in_line is None else in_line.values
+        self.read = {at: values[at] for at in range(number) if node.reads[at].startswith(RETURNED)}
+        return number, found(node.reads[number], value)
 
     def _walk_by_program(self, node: Node, recording: SegmentedRecording) -> tuple[int, Found | None]:
         """Go on as long as all is as in the recorded run and formulas are all that comes of what is read. Gives the
@@ -442,13 +453,14 @@ class _Walk(Commit):
 
 def replay(
     captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], run: BodyRun | None, *,
-    resumes: bool = True, kept: Sequence[torch.Tensor] | None = None,
+    resumes: bool = True, kept: Sequence[torch.Tensor] | None = None, begun_at: tuple[int, Any] | None = None,
 ) -> Followed:  # fmt: skip
     """Begin with a recording that fits, and go on with those that were recorded after what the host reads. ``resumes``:
     as for a recording without breaks. ``kept``: islands that ran are to be answered though the call is complete, and
-    these tensors will have been put back then."""
+    these tensors will have been put back then. ``begun_at``: the arguments of ``Parted``, which a replay of this node
+    raised."""
     walk = _Walk(captured, node, tree, values, leaves)
-    walk.resumes, walk.keeps, walk.beside = resumes, kept is not None, kept or ()
+    walk.resumes, walk.keeps, walk.beside, walk.begun_at = resumes, kept is not None, kept or (), begun_at
     result: Followed = walk.run(walk.walk, (), run)
     return result
 

@@ -56,7 +56,7 @@ from capture.core.interrupts import is_interrupt
 from capture.guards.guard import OVERLAPS
 from capture.key.modes import Here, foreign, here
 from capture.key.signature import Leaf, Unkeyable
-from capture.native import MISS
+from capture.native import MISS, native
 from capture.observe import islands, run, source_location
 from capture.observe.returned_value import ASKED
 from capture.rules.compile_plan import compile_plan
@@ -625,9 +625,11 @@ class _GoesOn:
             return self._follow(node, tree, values, leaves)
         return finish(replay(self.captured, node, tree, values, leaves, None), leaves)
 
-    def _follow(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
+    def _follow(
+        self, node: Node, tree: Tree, values: Values, leaves: list[Leaf], begun_at: tuple[int, Any] | None = None
+    ) -> Any:  # fmt: skip
         """The same where the host reads values. What begins with a recording that fits may end in one that has to be
-        verified first."""
+        verified first. ``begun_at``: see ``branches.replay``."""
         captured, entry, run_now = self.captured, self.entry, BodyRun()
         is_due = node.given is not None and node.given.count.is_due
         if tree.lingering or is_due or captured.annotation.verify != "off":
@@ -638,7 +640,7 @@ class _GoesOn:
         clock = payoff.clock_of(entry)
         begun = 0.0 if measured is None else clock()
         try:
-            stopped = branches.replay(captured, node, tree, values, leaves, run_now)
+            stopped = branches.replay(captured, node, tree, values, leaves, run_now, begun_at=begun_at)
         except Exception as error:
             if run_now.replayed or run_now.error is error or is_interrupt(error):
                 raise
@@ -660,6 +662,8 @@ class _GoesOn:
     def raised(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf], error: BaseException) -> Any:
         """A replay ended in an error."""
         values = self.captured.own_values(values)
+        if type(error) is native.Parted:
+            return self._follow(node, tree, values, leaves, error.args)
         commit = Commit(self.captured, node, tree, values, leaves)
         if not commit.was_stopped():
             raise error

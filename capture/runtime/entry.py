@@ -86,6 +86,7 @@ class Branch:
     facts: Facts
 
 
+@seen
 @define(eq=False)
 class Steadiness:
     """Whether values that the host reads come again in later calls."""

@@ -1,8 +1,11 @@
-"""Recordings whose body hands on what the host reads, and does nothing else with it: one replay, without segments.
+"""Recordings that a replay runs in one go, though the host reads values in the middle.
 
-To go segment by segment is for bodies that may go another way after a value: what was written by then has to be put
-back. Here nothing follows from the values, so that the engine may read them on its way, and the rest of the library
-sees a recording without breaks, some of whose results are numbers.
+To go segment by segment is for bodies that go another way after a value: what was written by then has to be put back.
+Where the body hands on what it reads, and does nothing else with it, nothing follows from the values, so that the
+engine may read them on its way, and the rest of the library sees a recording without breaks, some of whose results are
+numbers. Where the body goes on from a value, mostly it is the one that was recorded: the fast path runs such a
+recording in one go, too, as long as nothing that the caller can see is written before the last such read. If the value
+is another one after all, ``branches`` goes on from there.
 """
 
 from __future__ import annotations
@@ -21,11 +24,14 @@ def read_in_line(captured: Captured, entry: Entry, node: Node) -> None:
     """Have the recording of a node run in one go, where it may."""
     is_whole = entry.region is None and not captured.is_backward and captured.sizes is None
     outputs, reads = node.outputs, node.reads
-    if not reads or node.computed is not None or not is_whole or not entry.goes_one_way:
+    if not reads or outputs is None or node.computed is not None or not is_whole:
         return
-    if not all(text.startswith(RETURNED) and not text.startswith(ASKED) for text in reads):
+    if any(text.startswith(ASKED) for text in reads):
         return
     values = cast(SegmentedRecording, node.recording).read_in_line()
-    if values is not None and outputs is not None:
-        outputs.in_line = ReadInLine(values, tuple(map(kind_of_returned, reads)))
+    if values is None:
+        return
+    kinds = tuple([kind_of_returned(text) if text.startswith(RETURNED) else None for text in reads])
+    outputs.in_line = ReadInLine(values, kinds)
+    if all(text.startswith(RETURNED) for text in reads) and entry.goes_one_way:
         node.reads = ()

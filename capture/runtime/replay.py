@@ -135,7 +135,7 @@ class Commit:
         assert outputs is not None
         if outputs.single is not None:
             return outputs.build_single()
-        if outputs.in_line is not None:
+        if outputs.in_line is not None and not node.reads:
             self.read_values = outputs.in_line.taken()
         again = self.whole is not None
         if self.whole is None:

@@ -176,7 +176,8 @@ class Node:
         if self.outputs is not None:
             # of the state that the generator had before
             follows = self.program is not None and self.program.again.follows_draws
-            used, runs, in_python = self.last_used, self.runs, self.written or self.reads or follows
+            in_segments = self.reads and self.outputs.in_line is None
+            used, runs, in_python = self.last_used, self.runs, self.written or in_segments or follows
             self.view = native.NodeView(
                 outputs=self.outputs, source=None if in_python else self.outputs.single,
                 several=None if in_python else self.outputs.several(), live=self.live, pattern=self.key[1],

@@ -175,3 +175,91 @@ def test_such_replays_are_verified(verify: Any) -> None:
         found = [f(x) for _ in range(6)]
     y = torch.ones(3)
     assert bits(found) == bits([around_writes(y) for _ in range(6)])
+
+
+def two_ways(x: Tensor) -> Any:
+    total, y = x.sum().item(), x * 2
+    if y.sum() > 0:
+        return total, y, y.sqrt()
+    return total, y, [y - 1, y.sum().item()]
+
+
+def counted(x: Tensor) -> Any:
+    most = int(x.abs().max())
+    return x * most
+
+
+def not_a_number(x: Tensor) -> Any:
+    return x * 2 if x.log().sum() > 0 else x - 1
+
+
+def after_all(x: Tensor) -> Any:
+    y = x * 2
+    if bool((x > 0).all()):
+        y = y + 1
+    y += torch.rand(3)
+    return y.max().item(), y
+
+
+@pytest.mark.parametrize("body", [two_ways, counted, not_a_number, after_all])
+def test_a_value_that_comes_again_takes_no_python(body: Callable[..., Any]) -> None:
+    """Any other value has the call go on segment by segment, from where it was read."""
+    f, found, expected = capture(body), list[Any](), list[Any]()
+    signs = [1, 1, 1, 1, -1, -1, -1, 1, -1, 1, 1, -1, 2, 1, -1]
+    for function, into in ((f, found), (body, expected)):
+        torch.manual_seed(0)
+        into += [function(torch.tensor([1.0, 2.0, 3.0]) * sign) for sign in signs]
+    assert bits(found) == bits(expected)
+    assert recordings(f).replays >= 8 - AGAIN
+    f(torch.tensor([1.0, 2.0, 3.0]))
+    calls = python_calls(lambda: f(torch.tensor([1.0, 2.0, 3.0])))
+    assert not any("Walk" in call or "replay" in call for call in calls)
+
+
+def test_replays_without_python_count() -> None:
+    """The values of this body come again, though not all of them."""
+    f, found, expected = capture(counted), list[Any](), list[Any]()
+    for function, into in ((f, found), (counted, expected)):
+        for value in [1.0] * 200 + [float(value) for value in range(2, 8)] * 2 + [1.0] * 4:
+            into.append(function(torch.tensor([1.0, 0.5]) * value))
+    assert bits(found) == bits(expected)
+    before = recordings(f).replays
+    f(torch.ones(2))
+    assert recordings(f).replays == before + 1
+
+
+def caught_behind_a_branch(x: Tensor, at: Tensor, table: Tensor) -> Any:
+    total = x.sum().item()
+    y = x * 2
+    if y.sum() > 0:
+        y = y + 1
+    try:
+        y = table[at] + y[:2]
+    except IndexError:
+        y.add_(table[:4])
+        x.add_(1)
+    return total, y, x.sum().item()
+
+
+def raised_before_a_branch(x: Tensor, at: Tensor, table: Tensor) -> Any:
+    y = table[at]
+    if y.sum() > 0:
+        x.add_(1)
+    return y, x.sum().item()
+
+
+@pytest.mark.parametrize("body", [caught_behind_a_branch, raised_before_a_branch])
+def test_an_operator_raises_beside_a_branch(body: Callable[..., Any]) -> None:
+    def calls(function: Callable[..., Any]) -> list[Any]:
+        found, x, table = list[Any](), torch.arange(4.0), torch.arange(1.0, 7.0)
+        for call in range(9):
+            try:
+                result = function(x, torch.tensor([1, 9 if call in (5, 7) else call % 5]), table)
+            except IndexError as error:
+                result = str(error)
+            found.append((result, x.clone()))
+        return found
+
+    f = capture(body)
+    assert bits(calls(f)) == bits(calls(body))
+    assert recordings(f).replays >= 3

@@ -8,6 +8,7 @@ the same with the same memory.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -24,12 +25,14 @@ from capture.engines.island_arguments import filled
 from capture.engines.undo import KeptMemory, Places, Undo, kept_memory, places_of
 from capture.native import native
 from capture.observe.islands import Before, Place
+from capture.observe.operator_schema import read_text
 from capture.observe.returned_value import RETURNED
 from capture.torch_private.capabilities import generator_id
 
 Key = tuple[Any, ...]
 _READERS: Mapping[str, Callable[[torch.Tensor], Any]] = {"aten._local_scalar_dense.default": torch.Tensor.item}
 """Methods that read what an operator reads, in a fifth of the time."""
+_NUMBERS = (bool, int, float)
 
 
 @define(eq=False)
@@ -58,6 +61,8 @@ class SegmentedTape(Tape):
         """The operators of the breaks."""
         self._keys: list[Key] = []
         self._written = _Written()
+        self._written_at: list[_Written] = []
+        """The same before each break."""
         self._kept: KeptMemory | None = None
         self._begins: list[int] = []
         """The first step of each segment."""
@@ -74,6 +79,12 @@ class SegmentedTape(Tape):
         """What makes the first tensor that an island gets on each of the tape's blocks, by its number."""
         self._given_to: dict[int, list[tuple[TapeMemory, list[int]]]] = {}
         """By number of the break, the registers that an island gets."""
+        self._expected: dict[int, Any] = {}
+        """By number of a break, values that have to come again in a replay that runs in one go."""
+        self._through: Any = None
+        """The tape of such a replay, which goes on as far as they do."""
+        self._is_back = False
+        """The stopped replay was one tape, which brought back what it had written to copies."""
         self._copies: tuple[list[TapeStep], list[TapeStep], Mapping[int, int] | None] = [], [], None
         """What ``compile`` got."""
 
@@ -88,6 +99,7 @@ class SegmentedTape(Tape):
         written_roots = [entry[1] for key in wrote if (entry := self._by_storage.get(key)) is not None]
         roots = [root for root in written_roots if root.kind == "static" or root.is_managed]
         self._written = _Written(roots, tuple(drew))
+        self._written_at.append(self._written)
 
     def note_island(self, grad: bool, places: tuple[Place, ...]) -> None:
         """The last break is an island."""
@@ -105,7 +117,7 @@ class SegmentedTape(Tape):
     @property
     def _is_apart(self) -> bool:
         """It runs segment by segment."""
-        return bool(self.reads) and self.read_values is None
+        return bool(self.reads) and (self.read_values is None or bool(self._expected))
 
     @override
     def compile(
@@ -125,14 +137,18 @@ class SegmentedTape(Tape):
 
     @override
     def _is_local(self, root: TapeMemory, number: int) -> bool:
-        return not self._is_apart and super()._is_local(root, number)  # results are needed after their segment
+        may_be = root.is_given or not self._is_apart  # results are needed after their segment
+        return may_be and super()._is_local(root, number)
 
     @override
     def _used(self) -> set[int]:
         """Another recording of the body, which goes on from a break of this one, may look at all that was made then."""
+        return super()._used() | {out[1] for step in self._trunk_steps() for out in step.outs if out is not None}
+
+    def _trunk_steps(self) -> Sequence[TapeStep]:
+        """The steps up to the last break, after which another recording may go on."""
         ends = [at for at, step in enumerate(self._steps) if step.form == "break"] if self._is_apart else []
-        before = self._steps[: ends[-1] + 1] if ends else []
-        return super()._used() | {out[1] for step in before for out in step.outs if out is not None}
+        return self._steps[: ends[-1] + 1] if ends else []
 
     @override
     def _make_replay(self) -> Callable[[Sequence[Any]], None]:
@@ -143,21 +159,44 @@ class SegmentedTape(Tape):
         ends = [at for at, step in enumerate(steps) if step.form == "break"]
         self._segments, self._meetings = [], [self._meeting(step) for step in self._breaks]
         self._begins = [0, *[end + 1 for end in ends]]
-        for end in (*ends, len(steps)):
-            back = len(self.copies_out) if end == len(steps) else 0
-            self._native = native.Tape(self.registers, tuple(calls[begin:end]), None, (), back=back)
-            self._segments.append(self._native)
+        for end in ends:
+            self._segments.append(native.Tape(self.registers, tuple(calls[begin:end]), None, ()))
             begin = end + 1
-        return _in_segments
+        (owned, given, _), back = self._owned_parts(), len(self.copies_out)
+        left = given[: len(given) - len(self._read_numbers)]  # the last segment reads nothing
+        self._native = native.Tape(self.registers, (*self._views, *calls[begin:]), None, owned, left, back=back)
+        self._segments.append(self._native)
+        return _in_segments if self.read_values is None else self._all_in_one(owned, given)
+
+    def _all_in_one(self, owned: tuple[Any, ...], given: tuple[Any, ...]) -> Callable[[Sequence[Any]], None]:
+        """The replay as one tape, which ends where it reads another value: the segments go on from there."""
+        acting = next(number for number, step in enumerate(self._steps) if step.acts)  # a break does
+        acts = len(self._views) + len(self.copies_in) + acting
+        steps, back = (*self._views, *self._calls), len(self.copies_out)
+        self._through = native.Tape(self.registers, steps, self._grad, owned, given, acts=acts, back=back)
+        replay: Callable[[Sequence[Any]], None] = self._through
+        return replay
 
     def read_in_line(self) -> list[Any] | None:
         """See ``SegmentedRecording``. One tape reads in the middle, as no code of Python has to run there."""
         if self._islands or any(out is not None for step in self._breaks for out in step.outs):
             return None
-        self._read_numbers = tuple([-1 - number for number in range(len(self._breaks))])
-        self.read_values = [None] * len(self._breaks)
-        self._segments, self._meetings, self._keys, self._kept = [], [], [], None
-        self.compile(*self._copies)
+        results = {id(one.step): one.result for one in self.ran if one.step is not None}
+        numbers = [number for number, text in enumerate(self.reads) if text.startswith(RETURNED)]
+        expected = {number: results.get(id(step)) for number, step in enumerate(self._breaks) if number not in numbers}
+        is_known = all(
+            type(value) in _NUMBERS and read_text(value) == self.reads[number] for number, value in expected.items()
+        )
+        changed = self._written_at[max(expected)] if expected else _Written()
+        if not is_known or changed.roots or changed.generators:
+            return None
+        self._read_numbers = tuple([-1 - number for number in numbers])
+        self.read_values, self._expected = [None] * len(self._breaks), expected
+        if expected:
+            self._write_calls()
+            self.replay = self._make_replay()
+        else:
+            self.compile(*self._copies)
         return self.read_values
 
     @override
@@ -166,8 +205,11 @@ class SegmentedTape(Tape):
         if step.form != "break" or self.read_values is None:
             return call
         number = next(at for at, one in enumerate(self._breaks) if one is step)
-        place = self._locals[self._read_numbers[number]]
-        return _READERS.get(step.name, call[0]), call[1], call[2], (("local", place),), True
+        if number in self._expected:
+            target: tuple[str, Any] = "expected", (number, self._expected[number])
+        else:
+            target = "local", self._locals[-1 - number]
+        return _READERS.get(step.name, call[0]), call[1], call[2], (target,), True
 
     # ------------------------------------------------------------------------------------------------------- replaying
 
@@ -208,8 +250,8 @@ class SegmentedTape(Tape):
     def stop(self, error: BaseException) -> Stop | None:
         if self.read_values is not None and self._stopped is not None:
             left = self._stopped[1]
-            values = [left[self._locals[number]] for number in self._read_numbers] if left else []
-            self._returned = {number: value for number, value in enumerate(values) if value is not None}
+            values = {-1 - number: left[self._locals[number]] for number in self._read_numbers} if left else {}
+            self._returned = {number: value for number, value in values.items() if value is not None}
         stop, self._returned, returned = super().stop(error), {}, self._returned
         read = {id(self._breaks[number]): value for number, value in returned.items()}
         if stop is None or not read:
@@ -222,14 +264,23 @@ class SegmentedTape(Tape):
         if not self._is_apart:
             return super().was_stopped()
         if self._met is not None:
-            self._stopped, self._met = (self._begins[self._met + 1] - 1, (), ()), None
+            self._stopped, self._met = (self._begins[self._met + 1] - 1 + len(self._views), (), ()), None
             return True
-        return any(self._look_at(one, begin) for one, begin in zip(self._segments, self._begins, strict=False))
+        if self._through is not None and self._look_at(self._through, 0):
+            self._is_back = True
+            return True
+        self._is_back, views = False, len(self._views)  # they are steps of the last segment
+        begins = [*[begin + views for begin in self._begins[:-1]], *self._begins[-1:]]
+        return any(self._look_at(one, begin) for one, begin in zip(self._segments, begins, strict=False))
 
     @override
     def answers(self, error: BaseException, leaves: Sequence[Any]) -> Answers | None:
         """See ``Recording``."""
-        is_last = not self._is_apart or (self._stopped is not None and self._stopped[0] >= self._begins[-1])
+        is_last = (
+            not self._is_apart
+            or self._is_back
+            or (self._stopped is not None and self._stopped[0] - len(self._views) >= self._begins[-1])
+        )
         stop = self.stop(error)
         if stop is None:
             return None
@@ -319,10 +370,24 @@ class SegmentedTape(Tape):
 
     @override
     def make_owned(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
-        """Copies after each replay: others may have to go on from what a segment wrote."""
+        """What is written before the last break is copied after each replay: others may have to go on from there."""
         if not self._is_apart:
             return super().make_owned(outputs)
-        return OutputCopies(self.arena, outputs) if outputs else None
+        trunk = self._trunk_steps()
+        before = {number for step in trunk for number in registers_in((step.args, tuple(step.kwargs.values())))}
+        before |= {out[1] for step in trunk for out in step.outs if out is not None}
+        roots = [self._kept_root(output.block) for output in outputs]
+        is_last = [
+            before.isdisjoint(root.registers.values()) and self._is_in_c(output, root)
+            for output, root in zip(outputs, roots, strict=True)
+        ]
+        last = [output for output, its_own in zip(outputs, is_last, strict=True) if its_own]
+        others = [output for output, its_own in zip(outputs, is_last, strict=True) if not its_own]
+        collect = super().make_owned(last) if last else None
+        copies = OutputCopies(self.arena, others) if others else None
+        if collect is None or copies is None:
+            return copies if collect is None else collect
+        return functools.partial(_both, collect, copies)
 
     @override
     def avoid(self, block: Block) -> bool:
@@ -336,9 +401,14 @@ class SegmentedTape(Tape):
     def release(self) -> None:
         super().release()
         self._segments, self._breaks, self._meetings, self._written = [_in_segments], [], [], _Written()
-        self._begins, self._returned, self._kept = [], {}, None
+        self._begins, self._returned, self._kept, self._written_at = [], {}, None, []
         self._islands, self._places, self._given_to, self._builders = {}, {}, {}, {}
-        self._copies = [], [], None
+        self._copies, self._through = ([], [], None), None
+
+
+def _both(one: Callable[[], None], other: Callable[[], None]) -> None:
+    one()
+    other()
 
 
 def _in_segments(leaves: Sequence[Any]) -> None:

@@ -173,7 +173,7 @@ class Tape:
         """Registers that exist only during a replay, by number: their positions among the values that the replay
         keeps."""
         self._read_numbers: tuple[int, ...] = ()
-        """Numbers of no registers: locals that hold what the host reads in the middle, in the order of the reads."""
+        """Numbers of no registers: locals that hold what the host reads in the middle. The first read has -1."""
         self.read_values: list[Any] | None = None
         """Where a replay leaves that."""
         self._views: tuple[Any, ...] = ()
@@ -453,7 +453,9 @@ class Tape:
         used = self._used()
         return tuple(self._call(step, used) for step in [*self.copies_in, *self._steps, *self.copies_out])
 
-    def _make_replay(self) -> Callable[[Sequence[Any]], None]:
+    def _owned_parts(self) -> tuple[tuple[Any, ...], tuple[Any, ...], list[tuple[OwnedOutput, TapeMemory]]]:
+        """For the C module: registers that it makes anew in each replay, and locals that it leaves to others. Besides,
+        outputs that are made anew in Python."""
         plain: list[tuple[OwnedOutput, TapeMemory]] = []
         shared: list[tuple[OwnedOutput, TapeMemory]] = []
         for output in self._owned:
@@ -468,8 +470,12 @@ class Tape:
             (self._locals[number], places_of_root.places, places_of_root.number)
             for number, places_of_root, root in numbered
             if root.is_given
-        ) + tuple((self._locals[number], self.read_values, at) for at, number in enumerate(self._read_numbers))
+        ) + tuple((self._locals[number], self.read_values, -1 - number) for number in self._read_numbers)
         self._owned_registers = tuple([number for number, *_ in owned])
+        return owned, given, shared
+
+    def _make_replay(self) -> Callable[[Sequence[Any]], None]:
+        owned, given, shared = self._owned_parts()
         acting = (number for number, step in enumerate(self._steps) if step.acts)
         self._native = native.Tape(
             self.registers, (*self._views, *self._calls), self._grad, owned, given,
