@@ -5,17 +5,23 @@ it was made: that of some eager call, which a capture must not touch, as the def
 length of a run on such a device a leaf is another tensor on the same memory, with the same version counter, in the same
 Python object: its node is as old as the run.
 
-Other threads that use the leaf meanwhile would get gradients of the other tensor, or none. So nothing is lent while
-other threads may run code of users (``torch_private.threads``): such a call runs eagerly.
+Other threads that use the leaf meanwhile would get gradients of the other tensor, or none. So while they may run code
+of users (``torch_private.threads``) no object is exchanged: a function mode, which belongs to this thread, hands the
+other tensor to each function of torch that the body gives the leaf (``lent_in_this_thread``). It sees no leaf that
+reaches autograd below functions, as by ``torch.autograd.Function.apply``; such a call waits until it is alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
+from capture.key.pytree import TENSOR_TYPES
 from capture.observe.probes.host_reads import gradient_of
 from capture.torch_private.capabilities import leaf_like, swap_tensors
 from capture.torch_private.devices import captures_kernels
@@ -62,3 +68,71 @@ def lent(tensors: Iterable[torch.Tensor], refused: set[int] | None = None) -> It
             if tensor.is_leaf and gradient is not gradient_of(tensor):
                 tensor.grad = gradient
             stand_in.grad = None  # a graph may keep the tensor, and would keep the gradient with it
+
+
+@contextlib.contextmanager
+def lent_in_this_thread(tensors: Iterable[torch.Tensor]) -> Iterator[Lent]:
+    """As ``lent``, where other threads see nothing of it. Left out are tensors of other classes, whose objects may have
+    attributes that functions look for."""
+    plain = [tensor for tensor in tensors if type(tensor) in TENSOR_TYPES]
+    pairs = [(leaf_like(tensor), tensor, gradient_of(tensor) if tensor.is_leaf else None) for tensor in plain]
+    for stand_in, _, gradient in pairs:
+        stand_in.grad = gradient
+    try:
+        with _StandIns([(stand_in, tensor) for stand_in, tensor, _ in pairs]):
+            yield {id(stand_in): (stand_in, tensor) for stand_in, tensor, _ in pairs}
+    finally:
+        for stand_in, tensor, before in pairs:
+            gradient = gradient_of(stand_in)
+            if tensor.is_leaf and gradient is not before:  # else another thread may have set one
+                tensor.grad = gradient
+            stand_in.grad = None
+
+
+_OF_THE_OBJECT = frozenset({
+    torch.Tensor.__hash__, torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook,
+    torch.Tensor.requires_grad_, torch.Tensor.set_,
+})  # fmt: skip
+"""Functions that act on the object itself: who looks for it, or what becomes of it after the run. So do those that set
+attributes, but for ``grad``, which is brought back."""
+
+
+_GRAD: Any = torch.Tensor.grad
+_SET_GRAD = _GRAD.__set__
+
+
+class _StandIns(TorchFunctionMode):
+    """Hands functions other tensors than those that they are given, and gives the given ones back."""
+
+    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        super().__init__()
+        self._stand_ins = {id(tensor): stand_in for stand_in, tensor in pairs}
+        self._tensors = {id(stand_in): tensor for stand_in, tensor in pairs}
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _OF_THE_OBJECT or (getattr(func, "__name__", "") == "__set__" and func != _SET_GRAD):
+            return func(*args, **kwargs)
+        given = _exchanged((args, kwargs), self._stand_ins)
+        if given is None:
+            return func(*args, **kwargs)
+        result = func(*given[0], **given[1])
+        back = _exchanged(result, self._tensors)
+        return result if back is None else back
+
+
+def _exchanged(value: Any, others: dict[int, torch.Tensor]) -> Any:
+    """The value with other tensors in its lists, tuples and dicts; None if it has none that is exchanged."""
+    if isinstance(value, torch.Tensor):
+        return others.get(id(value))
+    kind = type(value)
+    if kind is dict:
+        changed = {key: other for key, one in value.items() if (other := _exchanged(one, others)) is not None}
+        return {**value, **changed} if changed else None
+    if kind is not list and kind is not tuple:
+        return None
+    members = [_exchanged(one, others) for one in value]
+    if all(member is None for member in members):
+        return None
+    return kind(one if member is None else member for one, member in zip(value, members, strict=True))

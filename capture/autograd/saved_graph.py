@@ -30,7 +30,7 @@ from attrs import define, field
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from capture.autograd import inner_results, leaf_swap, live_graph
-from capture.autograd.leaf_swap import Lent, lent
+from capture.autograd.leaf_swap import Lent, lent, lent_in_this_thread
 from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
 from capture.autograd.recomputation import Blocks, Recomputation
 from capture.autograd.result_groups import Group, can_keep, groups_of
@@ -564,13 +564,15 @@ def _has_graph(end: torch.Tensor | GradientEdge | None) -> bool:
 
 class GraphSaver:
     """Runs a body and makes its program. ``before``: what the body can reach; ``lends``: it uses tensors of Python
-    state that need gradients."""
+    state that need gradients; ``beside_others``: other threads may use them, too."""
 
     def __init__(
         self, call: Call, values: tuple[Any, ...], before: Snapshot, wanted: Sequence[int], *, lends: bool = True,
-        shares_casts: bool = False, original: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None
+        beside_others: bool = False, shares_casts: bool = False,
+        original: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None
     ) -> None:  # fmt: skip
         self._call, self._before, self._lends, self._original = call, before, lends, original
+        self._beside_others = beside_others
         self._leaves = [leaf for _, leaf in call.paths(values)]
         self._aliases: dict[int, torch.Tensor] = {}
         self._lent: Lent = {}
@@ -607,7 +609,7 @@ class GraphSaver:
         with (  # gradients are on, or this were no region; a body that turns them off and raises leaves them off
             saved_tensors_hooks(hooks.pack, hooks.unpack),
             without_recomputing(blocks.begin, blocks.end),
-            lent(self._to_lend() if self._lends else (), self._refused) as self._lent,
+            self._lending() as self._lent,
         ):
             result = self._call.run_plainly(arguments)
         with torch.enable_grad():
@@ -671,6 +673,10 @@ class GraphSaver:
         tensors = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
         tensors += [one.after for one in self._left]
         return list({id(leaf): leaf for leaf in tensors if leaf.requires_grad and leaf.grad_fn is not None}.values())
+
+    def _lending(self) -> contextlib.AbstractContextManager[Lent]:
+        tensors = self._to_lend() if self._lends else ()
+        return lent_in_this_thread(tensors) if self._beside_others else lent(tensors, self._refused)
 
     def _to_lend(self) -> Iterator[torch.Tensor]:
         """What needs gradients in Python state and is no argument: the program's graph is to end at the run's own. It

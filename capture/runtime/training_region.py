@@ -56,6 +56,7 @@ from capture.torch_private import autograd as torch_autograd
 from capture.torch_private import capabilities, checkpoints
 from capture.torch_private.autograd import NO_NUMBER, number_of
 from capture.torch_private.capabilities import NO_TASK, graph_task
+from capture.torch_private.dynamo import graphs_compiled
 from capture.torch_private.threads import others_may_run
 from capture.tree.node import Node
 from capture.tree.thread_trees import Worker, acting_for, thread_state, tree_for, worker
@@ -174,6 +175,8 @@ class Region:
             torch.device(backend.name)
         )
         """Runs are lent what needs gradients in Python state."""
+        self._has_to_be_alone = False
+        """Lending in this thread alone does not reach all of it."""
         self.waits: CapturePlan | None = None
         """What was said of calls that had to run eagerly for that."""
         self.obstacle: GradientObstacle | None = None
@@ -207,9 +210,14 @@ class Region:
         before = watch.before if watch is not None else snapshot.snapshot(call.roots())
         original = {} if watch is None else {"original": watch.original}
         shares = self._captured.shares_casts
-        saver = GraphSaver(call, values, before, self._wanted, lends=self._lends, shares_casts=shares, **original)
+        beside_others = self._lends and others_may_run()
+        saver = GraphSaver(
+            call, values, before, self._wanted, lends=self._lends, beside_others=beside_others, shares_casts=shares,
+            **original,
+        )
         saver.program.owner = self
         pair = saver.run(values, self._empty)
+        self._has_to_be_alone |= beside_others and bool(saver.program.foreign or saver.program.again.blocks)
         self._captured.shares_casts = shares or any(saver.program.casts)
         if watch is not None and watch.trace.reads:
             saver.program.branch = None
@@ -218,8 +226,9 @@ class Region:
         return pair
 
     def has_to_wait(self) -> bool:
-        """Whether no run may be watched or recorded now, as another thread would see what is lent to it."""
-        return self._lends and others_may_run()
+        """Whether no run may be watched or recorded now, as another thread would see what is lent to it. Compiled code
+        has guards on function modes: it would be compiled anew."""
+        return self._lends and (self._has_to_be_alone or graphs_compiled() > 0) and others_may_run()
 
     def _note_obstacle(self, reason: str) -> None:
         """Have calls to come run eagerly, for this reason."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import warnings
@@ -9,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from capture import capture, config, recordings
 from tests.gpu.support import DEVICE, eager, healthy, may_fall_back, needs_cuda, rand, same
@@ -201,4 +202,28 @@ def test_draws_of_replays_beside_captures_of_other_threads() -> None:
             assert recordings(f).replays > 20
 
     in_threads(work, 3)
+    healthy()
+
+
+def test_regions_are_recorded_beside_other_threads() -> None:
+    """Three threads train through one module, each with its own inputs; each gets its own gradients, as eager gives."""
+    torch.manual_seed(0)
+    layers = [nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)]
+    module = nn.Sequential(*layers).to(DEVICE)
+    twin, weights = copy.deepcopy(module), list(module.parameters())
+    capture(module)
+    inputs = [[rand(8, 32, seed=1000 * n + i) for i in range(40)] for n in range(3)]
+
+    def gradients(of: nn.Module, x: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(of(x).square().mean(), list(of.parameters())))
+
+    def work(index: int) -> None:
+        with torch.enable_grad():
+            for x in inputs[index]:
+                found = gradients(module, x)
+                assert all(now is before for now, before in zip(module.parameters(), weights, strict=True))
+                same(found, gradients(twin, x))
+
+    in_threads(work)
+    assert recordings(module).replays > 60
     healthy()
