@@ -38,7 +38,7 @@ def former_values(changes: Iterable[Change], rebuilt: Iterable[Found], set_only:
     there = [(one.source, one.before) for one in changes if not (one.container or one.is_read_anew)]
     for source, value in (*there, *rebuilt):
         is_named = source.kind in _NAMED and source.name in set_only
-        is_gradient = source.name == "grad" and isinstance(source.holder, torch.Tensor)
+        is_gradient = source.name == "grad" and issubclass(type(source.holder), torch.Tensor)
         if not (is_named or is_gradient or value is MISSING or type(value) in PLAIN_TYPES):
             yield source, value
 
@@ -110,7 +110,7 @@ class _Likeness:
     _above: list[int] = field(factory=list)
 
     def of(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):
             required = self.required.get(id(value), value.requires_grad)
             attributes = attributes_of(value)
             return _OfTensor(_told(value, required=required), self.of(attributes) if attributes else None)
@@ -147,7 +147,7 @@ def _is_alike(value: Any, like: Any) -> bool:
     if kind is _Whole:
         return same_value(value, like.value)
     if kind is _OfTensor:
-        if not isinstance(value, torch.Tensor) or _told(value, required=value.requires_grad) != like.told:
+        if not issubclass(type(value), torch.Tensor) or _told(value, required=value.requires_grad) != like.told:
             return False
         attributes = attributes_of(value) if value.__dict__ else None
         return not attributes if like.attributes is None else _is_alike(attributes or {}, like.attributes)

@@ -150,12 +150,12 @@ def _member(value: Any, kind: type | None) -> str:
 
 def _short(value: Any) -> str:
     """A plain value, or the class of an object: ``repr`` of a user's class is not run."""
-    if isinstance(value, torch.Tensor):
+    if issubclass(type(value), torch.Tensor):
         return f"this {type(value).__name__} {value.dtype} {tuple(value.shape)}".replace("torch.", "")
     if value is None or isinstance(
         value, (bool, int, float, complex, str, bytes, torch.Size, torch.device, torch.dtype)
     ):
         text = repr(value)
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-    name = getattr(value, "__qualname__", None) if isinstance(value, type) or callable(value) else None
+    name = getattr(value, "__qualname__", None) if issubclass(type(value), type) or callable(value) else None
     return name if isinstance(name, str) else f"this {type(value).__qualname__}"

@@ -70,7 +70,7 @@ def _along(named: NamedSource) -> list[Guard] | None:
     source = None if named.root.holder is None else _source_of(value, named.root)  # None: a path has one receiver
     for name in named.attributes:
         path = f"{source.path}.{name}" if source is not None else f"self.{name}"
-        place = None if isinstance(value, type) else lasting_place(value, name, path)
+        place = None if issubclass(type(value), type) else lasting_place(value, name, path)
         if place is None:
             return None
         if source is not None:

@@ -21,8 +21,9 @@ from capture.guards.read_walk import (
     opens_of_library,
 )
 from capture.key.attributes import MISSING, dict_of
-from capture.key.packages import is_library, module_of, package_of
+from capture.key.packages import is_library, module_of, name_of, package_of
 from capture.key.pytree import PLAIN_TYPES
+from capture.native import native
 from capture.state.source import Source
 from capture.torch_private.dynamo import COMPILERS
 from capture.torch_private.hook_numbers import counters_of
@@ -60,7 +61,7 @@ def open_function(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
         if id(cell) not in walk.seen:
             walk.seen.add(id(cell))
             walk.kept.append(cell)
-            _cell(walk, cell, f"{value.__qualname__}:{name}" if path else name, name)
+            open_cell(walk, cell, f"{value.__qualname__}:{name}" if path else name, name)
 
 
 def _attributes_of_function(walk: ReadWalk, value: types.FunctionType) -> None:
@@ -86,7 +87,8 @@ def _enter_compiled(walk: ReadWalk, value: types.FunctionType, path: str) -> Non
             walk.found.obstacle = ("compiled code whose guards torch does not show", path or value.__qualname__)
 
 
-def _cell(walk: ReadWalk, cell: types.CellType, path: str, name: str) -> None:
+def open_cell(walk: ReadWalk, cell: types.CellType, path: str, name: str = "cell_contents") -> None:
+    """Go into a closure cell. ``name``: what code calls what it holds."""
     try:
         held = cell.cell_contents
     except ValueError:
@@ -94,7 +96,7 @@ def _cell(walk: ReadWalk, cell: types.CellType, path: str, name: str) -> None:
         walk.found.guards.append(Guard("value", Source("call", read, None, path), True))
         return
     if issubclass(type(held), types.ModuleType):
-        walk.packages.add(package_of(getattr(held, "__name__", None)))
+        walk.packages.add(package_of(name_of(held)))
     walk.guard_place((id(cell), None), held, Source("closure", cell, None, path), name)
 
 
@@ -145,7 +147,7 @@ def _attributes_of_metaclass(walk: ReadWalk, kind: type) -> None:
 
 def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
     """Go into a module: what users' code reads of it."""
-    namespace, package = module.__dict__, package_of(module.__name__)
+    namespace, package = native.own_dict(module), package_of(name_of(module))
     users, wanted = walk.names.of_packages(()), walk.names.of_packages([package])
     if is_library(package):
         for name in users & namespace.keys():
@@ -153,7 +155,7 @@ def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
                 walk.note_in_c(namespace[name])
     if package in CLOSED:
         return
-    prefix = f"{module.__name__}."
+    prefix = f"{name_of(module)}."
     if is_library(package):
         names = {name for name in wanted if name in namespace} | (walk.names.asked - namespace.keys())
         walk.guard_members(
@@ -170,7 +172,7 @@ def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
     walk.note_class(module)
     if walk.names.is_computed:
         wanted |= namespace.keys() - OF_ALL_CLASSES
-        walk.found.guards.append(Guard("length", itself(namespace, module.__name__), len(namespace)))
+        walk.found.guards.append(Guard("length", itself(namespace, name_of(module)), len(namespace)))
     walk.guard_members(namespace, sorted(wanted - _OF_ALL_MODULES), prefix, always)
 
 

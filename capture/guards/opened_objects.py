@@ -17,7 +17,7 @@ from collections import OrderedDict, defaultdict
 from typing import Any
 
 from capture.guards.guard import Guard
-from capture.guards.opened_code import open_class, open_function, open_module
+from capture.guards.opened_code import open_cell, open_class, open_function, open_module
 from capture.guards.read import ValuePlace
 from capture.guards.read_walk import HEAP, IMMUTABLE, SEQUENCES, Opener, ReadWalk, always, item_key
 from capture.key import numpy_arrays
@@ -38,7 +38,7 @@ def _method(walk: ReadWalk, value: types.MethodType, path: str) -> None:
 
 def _builtin_method(walk: ReadWalk, value: types.BuiltinFunctionType, path: str) -> None:
     """A method in C, such as ``runs.append``: the object that it works on. One of a module may be a getter."""
-    if isinstance(value.__self__, types.ModuleType | None):
+    if issubclass(type(value.__self__), types.ModuleType | None):
         walk.note_in_c(value)
     else:
         walk.builtins.add(value.__name__)
@@ -72,7 +72,7 @@ def _dict(walk: ReadWalk, value: dict[Any, Any], path: str) -> None:
         return
     name = dict.get(value, "__name__")
     module = sys.modules.get(name) if type(name) is str else None
-    if module is not None and getattr(module, "__dict__", None) is value:  # the form in which Dynamo's guards get it
+    if module is not None and dict_of(module) is value:  # the form in which Dynamo's guards get it
         walk.enter(module, path)
         return
     if id(value) in walk.by_name and before is None and not walk.names.is_computed:
@@ -291,7 +291,7 @@ def _array(walk: ReadWalk, value: Any, path: str) -> None:
 
 
 def _keeps_in_c(kind: type) -> bool:
-    """Whether a class in C, of which nothing else is known here, keeps other objects: a slice, a cell, a queue."""
+    """Whether a class in C, of which nothing else is known here, keeps other objects, such as a queue."""
     is_in_c = kind.__flags__ & (HEAP | IMMUTABLE) != HEAP
     return is_in_c and bool(kind.__flags__ & _COLLECTED) and not kind.__dictoffset__
 
@@ -312,7 +312,7 @@ def _held_in_c(walk: ReadWalk, value: Any, path: str) -> None:
 
 def _others_held(value: Any) -> list[Any]:
     """All that it keeps but its class and texts, such as its own name."""
-    return [one for one in gc.get_referents(value) if type(one) is not str and not isinstance(one, type)]
+    return [one for one in gc.get_referents(value) if type(one) is not str and not issubclass(type(one), type)]
 
 
 def _keeps_these(value: Any, known: tuple[Any, ...]) -> bool:
@@ -396,6 +396,7 @@ OPENED: tuple[tuple[Any, Opener], ...] = (
     (weakref.ProxyTypes, _proxy),
     (BaseException, _error),
     (memoryview, _memory),
+    (types.CellType, open_cell),
     (random.Random, _host_generator),
     ((type(threading.Lock()), type(threading.RLock())), _lock),
 )

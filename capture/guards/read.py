@@ -12,7 +12,7 @@ import torch
 from attrs import define, field, frozen
 
 from capture.guards.guard import OK, Guard, Referent
-from capture.key.attributes import MISSING, keeper_of, slot_of
+from capture.key.attributes import MISSING, keeper_of, names_of, slot_of
 from capture.key.code_names import NamedKey, part_of, same_value
 from capture.key.input_places import InputPlace
 from capture.key.pytree import PLAIN_TYPES
@@ -146,7 +146,7 @@ def _differ(value: Any, now: Any) -> bool:
 def _own_dict(keeper: Any) -> Any:
     """The dict that a guard on names is about: the ``__dict__`` of an object, also of one whose class is derived from
     dict."""
-    return keeper if type(keeper) is dict else getattr(keeper, "__dict__", None)
+    return keeper if type(keeper) is dict else names_of(keeper)
 
 
 def _same_object(place: InputPlace, held: Callable[[], Any]) -> Guard | None:

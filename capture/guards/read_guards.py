@@ -101,9 +101,9 @@ def add_unnoted(run: CodeRun, call: Call) -> None:
 def begins_with(run: CodeRun, call: Call) -> WalkBegin:
     """What a walk begins with, once ``add_unnoted`` was called."""
     starts = [(start, path) for start, path in starts_of(call) if type(start) not in PLAIN_TYPES]  # those are no places
-    references = [None if isinstance(start, NEVER_WEAKLY) else weak_or_none(start) for start, _ in starts]
+    references = [None if issubclass(type(start), NEVER_WEAKLY) else weak_or_none(start) for start, _ in starts]
     groups = [id(group) for group in call.optimizers.groups_of_islands()]
-    generators = [leaf for leaf in call.leaves if isinstance(leaf, torch.Generator)]
+    generators = [leaf for leaf in call.leaves if issubclass(type(leaf), torch.Generator)]
     return WalkBegin(
         codes=frozenset([(id(code), id(scope)) for code, scopes in run.codes.items() for scope in scopes]),
         starts=tuple([(id(start), path) for start, path in starts]),
@@ -126,7 +126,7 @@ def starts_of(call: Call) -> list[tuple[Any, str]]:
     opened = [value for _, value in call.containers() if is_object(type(value))]
     others = {id(value) for value in opened}
     for path, leaf in call.all_leaves():
-        if not isinstance(leaf, torch.Tensor) and id(referent(leaf)) not in others:
+        if not issubclass(type(leaf), torch.Tensor) and id(referent(leaf)) not in others:
             named.append((leaf, path))
     named += [(kind, kind.__qualname__) for kind in dict.fromkeys([*map(type, opened), *call.classes()])]
     return [*named, *call.further_starts(), *call.unreached.starts()]

@@ -28,7 +28,7 @@ from capture.key.attributes import MISSING, Slot, dict_of, in_slot, slots_of, we
 from capture.key.code_names import BY_NAME_OF_MODULE, SMALL
 from capture.key.input_places import InputPlace, may_be_input
 from capture.key.numpy_arrays import windows_in
-from capture.key.packages import is_library, module_of, package_of, users_modules
+from capture.key.packages import is_library, module_of, name_of, package_of, users_modules
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.tensor_kind import hooks_on
 from capture.state.keyed_reads import EARLY
@@ -152,7 +152,7 @@ class ReadWalk:
         for (keeper, name), before in self.changed.items():
             self._changed_in.setdefault(keeper, {})[name] = before
         function_globals = getattr(function, "__globals__", None)
-        self.enter(function, "" if isinstance(function, types.FunctionType) else "function")
+        self.enter(function, "" if issubclass(type(function), types.FunctionType) else "function")
         for value, path in starts:
             self.enter(value, path)
         for scope in scopes:
@@ -233,13 +233,13 @@ class ReadWalk:
         queue = deque(sys.modules.get(name) for name in sorted(imported))
         while queue:
             module = queue.popleft()
-            if not isinstance(module, types.ModuleType) or id(module) in met or package_of(module.__name__) in CLOSED:
+            if not isinstance(module, types.ModuleType) or id(module) in met or package_of(name_of(module)) in CLOSED:
                 continue
             met.add(id(module))
             members = sorted(mentioned.intersection(vars(module)))
-            self.guard_members(vars(module), members, f"{module.__name__}.", opens_no_module)
+            self.guard_members(vars(module), members, f"{name_of(module)}.", opens_no_module)
             held = [value for value in map(vars(module).get, members) if isinstance(value, types.ModuleType)]
-            queue += [value for value in held if package_of(value.__name__) == package_of(module.__name__)]
+            queue += [value for value in held if package_of(name_of(value)) == package_of(name_of(module))]
 
     def _added_to_tensors(self) -> None:
         """Methods and the like of the class of all tensors, by the names that code mentions, and that syntax looks up.
@@ -275,12 +275,12 @@ class ReadWalk:
     def _named_by_dynamo(self, module: types.ModuleType) -> None:
         """A module that only compiled code reaches by this name: members that guards name. Names that other code works
         out are not looked up there."""
-        package = package_of(module.__name__)
+        package = package_of(name_of(module))
         if id(module) in self._of_dynamo or package in CLOSED or is_library(package):
             return
         self._of_dynamo.add(id(module))
         members = self.names.of_packages([package]) & vars(module).keys()
-        self.guard_members(vars(module), sorted(members), f"{module.__name__}.", opens_no_module)
+        self.guard_members(vars(module), sorted(members), f"{name_of(module)}.", opens_no_module)
         for member in map(vars(module).get, members):
             if isinstance(member, types.ModuleType):
                 self._named_by_dynamo(member)
@@ -334,7 +334,7 @@ class ReadWalk:
     def _finish(self) -> None:
         guards = self.found.guards
         dicts, others = (
-            [container for container in self.empty if isinstance(container, dict) is are] for are in (True, False)
+            [container for container in self.empty if issubclass(type(container), dict) is are] for are in (True, False)
         )
         for several in (dicts, others):  # one guard for all of them is checked fastest; dicts share one version
             if several:
@@ -383,7 +383,7 @@ class ReadWalk:
     def note_definition(self, value: Any) -> None:
         """Note a function or class of users: code may ask for attributes of it that C code keeps, such as its name."""
         for name in self.names.of_definitions:
-            self._definitions.setdefault((name, isinstance(value, type)), []).append(value)
+            self._definitions.setdefault((name, issubclass(type(value), type)), []).append(value)
 
     def _answers(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """What functions, classes and tensors tell of themselves, all of one kind in one guard."""
@@ -640,7 +640,7 @@ class ReadWalk:
         tables = {}
         for name in ("_modules", "_parameters", "_buffers"):
             table = own.get(name)
-            if isinstance(table, dict):
+            if issubclass(type(table), dict):
                 self.seen.add(id(table))
                 if table:
                     self.guard_table(table, path, is_tensors=name != "_modules")
@@ -741,12 +741,12 @@ def never(_: str, __: Any) -> bool:
 
 def opens_none_of_dynamo(name: str, value: Any) -> bool:
     """Whether to go into a member of users' globals as into any other: not into modules that Dynamo put there."""
-    return not (name.startswith(MODULE_PREFIX) and isinstance(value, types.ModuleType))
+    return not (name.startswith(MODULE_PREFIX) and issubclass(type(value), types.ModuleType))
 
 
 def opens_no_module(_: str, value: Any) -> bool:
     """Whether to go into a member of a module that a body imports."""
-    return not isinstance(value, types.ModuleType)
+    return not issubclass(type(value), types.ModuleType)
 
 
 def and_wrapped(original: Any) -> Iterator[Any]:
@@ -773,7 +773,7 @@ def opens_of_library(name: str, value: Any) -> bool:
 def _handle_of(forward: Any) -> Any:
     """The record of a captured function; None for any other object."""
     function = forward.__func__ if isinstance(forward, types.MethodType) else forward
-    return function.__dict__.get(HANDLE) if isinstance(function, types.FunctionType) else None
+    return function.__dict__.get(HANDLE) if issubclass(type(function), types.FunctionType) else None
 
 
 def _weakly(value: Any) -> Any:

@@ -151,7 +151,7 @@ class RecordingGuard:
         tensors = []
         for owner in self.owners:
             first, *others = [source.get() for source in owner.sources]
-            if not isinstance(first, torch.Tensor) or any(tensor is not first for tensor in others):
+            if not issubclass(type(first), torch.Tensor) or any(tensor is not first for tensor in others):
                 return None
             tensors.append(first)
         return tensors
@@ -161,7 +161,7 @@ class RecordingGuard:
         found = []
         for owner in self.owners:
             now, kind = owner.sources[0].get(), self.kinds[owner.path]
-            if isinstance(now, torch.Tensor) and len(kind) > 1 and now.requires_grad != kind[_REQUIRES_GRAD]:
+            if issubclass(type(now), torch.Tensor) and len(kind) > 1 and now.requires_grad != kind[_REQUIRES_GRAD]:
                 found.append(owner.sources[0])
         return found
 
@@ -313,7 +313,7 @@ def make_recording_guard(
         placeholder.path for placeholder in described.facts.placeholders if placeholder.mutation is not None
     )
     paths_of = [path for path, _ in call.paths()]
-    static_arguments = [(at, paths_of[at], leaves[at]) for at in static if isinstance(leaves[at], torch.Tensor)]
+    static_arguments = [(at, paths_of[at], leaves[at]) for at in static if issubclass(type(leaves[at]), torch.Tensor)]
     paths = {input_.path for input_ in implicit} | {path for _, path, _ in static_arguments}
     starts = tuple([id(start) for start, _ in starts_of(call)])
     asks = asking_who(ran) if asks is None else asks
@@ -493,7 +493,7 @@ def _keys_in(guard: Guard) -> Iterator[Any]:
         value = todo.pop()
         if type(value) is tuple:
             todo.extend(value)
-        elif isinstance(value, (set, frozenset)):
+        elif issubclass(type(value), (set, frozenset)):
             yield from value
 
 
@@ -516,7 +516,7 @@ def _is_view_of(owner: StaticOwner, place: Source, geometry: Geometry) -> bool:
     """Whether the tensor in a place is a view of this static tensor now, as after the recorded run, which replaced it
     by one."""
     value = place.get()
-    same = isinstance(value, torch.Tensor) and value.untyped_storage() is owner.tensor.untyped_storage()
+    same = issubclass(type(value), torch.Tensor) and value.untyped_storage() is owner.tensor.untyped_storage()
     return same and Geometry.of(value) == geometry
 
 
@@ -566,7 +566,7 @@ def _add_place(guard: RecordingGuard, before: Snapshot, source: Source, replaced
     def walk() -> Any:
         value = top.get()
         for step, size in zip(below, sizes, strict=False):
-            if value is MISSING or (size is not None and not (isinstance(value, Sized) and len(value) == size)):
+            if value is MISSING or (size is not None and not (issubclass(type(value), Sized) and len(value) == size)):
                 return MISSING  # a container that the body rebuilds has other members
             value = step.among(value).get()
         return value

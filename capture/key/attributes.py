@@ -14,6 +14,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from capture.native import native
+
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made while the process runs, and immutable
 
 
@@ -27,7 +29,7 @@ class _Missing:
 
 MISSING = _Missing()
 Slot = types.MemberDescriptorType
-_own_dict = object.__getattribute__
+PROXIES = frozenset(weakref.ProxyTypes)
 
 
 def slot_of(kind: type, name: Any) -> Slot | None:
@@ -66,25 +68,33 @@ def in_slot(slot: Slot, holder: Any) -> Any:
 
 def dict_of(value: Any) -> dict[str, Any] | None:
     """The ``__dict__`` of an object, without running what a class may define for it."""
-    if not type(value).__dictoffset__:
-        return None
-    try:
-        own = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return None
+    own = native.own_dict(value)
     return own if type(own) is dict else None
 
 
 def names_of(value: Any) -> Any:
     """What an object, a class or a module has by name in its ``__dict__``; None where it has none. As ``dict_of``, also
     where that is another mapping than a plain dict, and of what a weak proxy stands for."""
-    if type(value) in weakref.ProxyTypes:
-        return getattr(value, "__dict__", None)
-    try:
-        own = type.__getattribute__(value, "__dict__") if isinstance(value, type) else _own_dict(value, "__dict__")
-    except AttributeError:
-        return None
-    return own if isinstance(own, (dict, types.MappingProxyType)) else None
+    if type(value) in PROXIES:
+        value = native.referent(value)
+    return type.__getattribute__(value, "__dict__") if issubclass(type(value), type) else native.own_dict(value)
+
+
+def is_descriptor(value: Any) -> bool:
+    """Whether a class that has this for a name gives something else, such as a property or a method."""
+    return any("__get__" in kind.__dict__ for kind in type(value).__mro__)
+
+
+def value_in_c(holder: Any, name: str) -> Any:
+    """What C code keeps for an object by a name that it does not have itself; or what its class has, if no code of
+    users is needed to get that. ``MISSING``: neither."""
+    for kind in type(holder).__mro__:
+        if name in kind.__dict__:
+            held = kind.__dict__[name]
+            if type(held) in (types.GetSetDescriptorType, types.MemberDescriptorType):
+                return held.__get__(holder, type(holder))
+            return MISSING if is_descriptor(held) else held
+    return MISSING
 
 
 def own_value(holder: Any, name: Any) -> Any:
@@ -101,7 +111,7 @@ def put_own(holder: Any, name: Any, value: Any) -> None:
     slot = slot_of(type(holder), name)
     if slot is not None:
         put_in_slot(slot, holder, value)
-    elif isinstance(holder, type):
+    elif issubclass(type(holder), type):
         if value is not MISSING:
             type.__setattr__(holder, name, value)
         elif name in holder.__dict__:
@@ -140,7 +150,7 @@ def _itself(value: Any) -> Any:
 def plain_class(container: Any) -> Any:
     """What a container is of Python's own: a class of the user's may do more with a member."""
     for kind in type(container).__mro__[:-1]:
-        if kind.__module__ in ("builtins", "collections"):
+        if type.__getattribute__(kind, "__module__") in ("builtins", "collections"):
             return kind
     return type(container)
 
@@ -148,7 +158,7 @@ def plain_class(container: Any) -> Any:
 def item_of(container: Any, name: Any) -> Any:
     """The member that a container has by this key or at this index, without what its class may do more: a
     ``__missing__`` puts a member there. ``MISSING``, or one of the usual errors of look-ups, where there is none."""
-    if isinstance(container, dict):
+    if issubclass(type(container), dict):
         return dict.get(container, name, MISSING)
     return plain_class(container).__getitem__(container, name)
 
@@ -157,6 +167,6 @@ def keys_of(container: Any) -> tuple[Any, ...]:
     """Keys of a dict, members of a set or a deque, positions of a list or a tuple; of a class that Python code derived,
     as Python's own class has them."""
     plain = plain_class(container)
-    if isinstance(container, (dict, set, frozenset, deque)):
+    if issubclass(type(container), (dict, set, frozenset, deque)):
         return tuple(plain.__iter__(container))
     return tuple(range(plain.__len__(container)))

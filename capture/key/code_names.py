@@ -20,12 +20,14 @@ from typing_extensions import override
 
 from capture.key import objects, pytree
 from capture.key.attributes import MISSING as MISSING
-from capture.key.attributes import keeper_of, own_value, plain_class, slot_of
+from capture.key.attributes import PROXIES, dict_of, is_descriptor, keeper_of, own_value, plain_class, slot_of
 from capture.key.exact import bits_of
 from capture.key.name_uses import name_uses
 from capture.key.numpy_arrays import FROZEN, content, is_array_type
+from capture.key.packages import module_of, name_of, package_of
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Leaves, Unkeyable, identity_token, key_of
+from capture.native import native
 
 RootKind = Literal["parameter", "global", "closure"]
 _OPENED = (torch.Tensor, list, tuple, dict)  # the key opens these itself
@@ -183,21 +185,24 @@ def _root(instruction: dis.Instruction, parameters: frozenset[str]) -> tuple[Roo
 
 def attribute(holder: Any, name: str) -> Any:
     """The attribute as stored, without running a property: instance first, then the class, else ``MISSING``."""
-    if isinstance(holder, types.ModuleType):
-        return holder.__dict__.get(name, MISSING)
+    if type(holder) in PROXIES:
+        holder = native.referent(holder)
+    if issubclass(type(holder), types.ModuleType):
+        own = dict_of(holder)
+        return MISSING if own is None else own.get(name, MISSING)
     own = own_value(holder, name)
     if own is not MISSING:
         return own
-    if isinstance(holder, torch.nn.Module):
-        for table in (holder._parameters, holder._buffers, holder._modules):
-            if name in table:
+    if issubclass(type(holder), torch.nn.Module) and (tables := dict_of(holder)) is not None:
+        for table in (tables.get("_parameters"), tables.get("_buffers"), tables.get("_modules")):
+            if table is not None and name in table:
                 return table[name]
     for kind in type(holder).__mro__:
         if name in kind.__dict__:
             value = kind.__dict__[name]
-            if isinstance(value, types.MemberDescriptorType) and slot_of(type(holder), name) is None:  # of a class in C
-                return getattr(holder, name, MISSING)
-            return MISSING if hasattr(value, "__get__") else value
+            if type(value) is types.MemberDescriptorType and slot_of(type(holder), name) is None:  # of a class in C
+                return value.__get__(holder, type(holder))
+            return MISSING if is_descriptor(value) else value
     return MISSING
 
 
@@ -243,7 +248,7 @@ def part_of(value: Any, *, limit: int | None = SMALL, above: tuple[int, ...] = (
     if issubclass(kind, tuple) or (kind in (list, dict) and (limit is None or len(value) <= limit)):
         if id(value) in above:
             return (kind, above.index(id(value)))
-        members: Iterable[Any] = value.items() if isinstance(value, dict) else plain_class(value).__iter__(value)
+        members: Iterable[Any] = value.items() if issubclass(type(value), dict) else plain_class(value).__iter__(value)
         above = (*above, id(value))
         return (kind, *[part_of(member, limit=limit, above=above) for member in members])
     try:
@@ -293,7 +298,7 @@ class NamedKey:
         parts = [part_of(value) for value in self.read(current)]
         for position, attributes in self._of_values.items():
             value = values[position]
-            if not isinstance(value, _OPENED) and type(value) not in PLAIN_TYPES:
+            if not issubclass(type(value), _OPENED) and type(value) not in PLAIN_TYPES:
                 closed = self._parameters[position] in self._static
                 parts += [_object_part(value, names, closed=closed) for names in attributes]
         return tuple(parts)
@@ -320,7 +325,7 @@ class NamedKey:
         """Names of the parts."""
         found = [*self._names[0], *self._names[1]]
         for position, attributes in self._of_values.items():
-            if not isinstance(values[position], _OPENED) and type(values[position]) not in PLAIN_TYPES:
+            if not issubclass(type(values[position]), _OPENED) and type(values[position]) not in PLAIN_TYPES:
                 found += [".".join((self._parameters[position], *one)) for one in attributes]
         return found
 
@@ -442,7 +447,7 @@ def named_key(
 
 def _unwrapped(function: Any) -> list[types.FunctionType]:
     found = []
-    while isinstance(function, types.FunctionType) and function not in found:
+    while issubclass(type(function), types.FunctionType) and function not in found:
         found.append(function)
         function = getattr(function, "__wrapped__", None)
     return found
@@ -453,7 +458,7 @@ def _object_part(value: Any, attributes: tuple[str, ...], *, closed: bool) -> An
     its class. What an opened object holds itself is in the argument's own part of the key."""
     if not closed and pytree.is_object(type(value)) and objects.holds(value, attributes[0]):
         return None
-    if isinstance(value, torch.nn.Module) and (attributes[0] == "training" or attributes[0] in value._modules):
+    if issubclass(type(value), torch.nn.Module) and (attributes[0] == "training" or attributes[0] in value._modules):
         return None
     return part_of(_value_along(value, attributes))
 
@@ -462,10 +467,10 @@ def _source(chain: Chain, function: types.FunctionType) -> NamedSource | None:
     root = root_value(chain, function)
     if chain.kind == "global" and root is MISSING:
         return None
-    if isinstance(root, types.ModuleType):
-        if root.__name__.split(".")[0] == "torch" or type(chain_value(chain, function)) not in PLAIN_TYPES:
+    if issubclass(type(root), types.ModuleType):
+        if package_of(name_of(root)) == "torch" or type(chain_value(chain, function)) not in PLAIN_TYPES:
             return None
-    elif isinstance(root, type) and root.__module__.split(".")[0] == "torch":
+    elif issubclass(type(root), type) and package_of(module_of(root)) == "torch":
         return None
     if chain.kind == "global":
         scope = function.__globals__
@@ -502,7 +507,7 @@ def _read_of(read: Callable[[Any], Any], receiver_of: Callable[[], Any]) -> Any:
 
 def _receiver_reader(attributes: tuple[str, ...], receiver: Any) -> tuple[Callable[[Any], Any], tuple[str, ...]] | None:
     name = attributes[0]
-    if isinstance(receiver, torch.nn.Module) and len(attributes) == 1:
+    if issubclass(type(receiver), torch.nn.Module) and len(attributes) == 1:
         if name == "training" or name in receiver._modules:
             return None  # training flags and the module structure have checks of their own
         if attribute(receiver, name) is MISSING and hasattr(type(receiver), name):

@@ -76,7 +76,7 @@ class InputPlace:
             keeper.cell_contents = value
         elif type(keeper) is contextvars.ContextVar:
             keeper.set(value)
-        elif self.is_attribute or isinstance(keeper, type):
+        elif self.is_attribute or issubclass(type(keeper), type):
             put_own(keeper, self.name, value)
         else:
             plain_class(keeper).__setitem__(keeper, self.name, value)

@@ -20,6 +20,9 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
+from capture.key.packages import package_of
+from capture.native import native
+
 MOST_CLASSES = 1024  # whose layout is remembered: a program may make classes for as long as it runs
 _MOST_MEMBERS = 400
 _MOST_NESTED = 100
@@ -35,9 +38,9 @@ _NEVER = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.Generator,
 
 
 @functools.lru_cache(maxsize=4096)
-def closed_package(module: str | None) -> bool:
+def closed_package(module: Any) -> bool:
     """Whether objects of classes of this module are never looked into."""
-    package = (module or "").split(".")[0]
+    package = package_of(module)
     return package in _CLOSED_PACKAGES or (package == "torch" and not (module or "").startswith(_OPEN_OF_TORCH))
 
 
@@ -138,7 +141,7 @@ def slots_of(kind: type) -> tuple[Any, ...]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    own: dict[str, Any] = object.__getattribute__(value, "__dict__")
+    own: dict[str, Any] = native.own_dict(value)
     return own
 
 
@@ -193,7 +196,7 @@ def blank(kind: type, *, is_own_dict: bool = False) -> Any:
 
 def is_own_dict(value: Any) -> bool:
     """Whether the attributes of this dict are its items."""
-    return isinstance(value, dict) and type(value).__dictoffset__ != 0 and _attributes(value) is value
+    return issubclass(type(value), dict) and type(value).__dictoffset__ != 0 and _attributes(value) is value
 
 
 def put(value: Any, name: Name, member: Any) -> None:
@@ -203,9 +206,9 @@ def put(value: Any, name: Name, member: Any) -> None:
         _attributes(value)[at] = member
     elif kind == "slot":
         at.__set__(value, member)
-    elif isinstance(value, OrderedDict):
+    elif issubclass(type(value), OrderedDict):
         OrderedDict.__setitem__(value, at, member)
-    elif isinstance(value, dict):
+    elif issubclass(type(value), dict):
         dict.__setitem__(value, at, member)
     else:
         list.append(value, member)
@@ -262,7 +265,7 @@ def _holds(value: Any, kinds: type | tuple[type, ...]) -> bool:
         part = stack.pop()
         if type(part) in _PLAIN or id(part) in seen:
             continue
-        if isinstance(part, kinds):
+        if issubclass(type(part), kinds):
             return True
         seen.add(id(part))
         stack.extend(_held(part))

@@ -39,7 +39,7 @@ def opened_values(values: Sequence[Any], leaves: Sequence[Any]) -> tuple[tuple[O
         nodes = tuple([_node(value, opened, met) for value in values])
     except (_NotInC, RecursionError):
         return None
-    tensors = [leaf for leaf in opened if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in opened if issubclass(type(leaf), torch.Tensor)]
     if len(tensors) != len(leaves) or any(tensor is not leaf for tensor, leaf in zip(tensors, leaves, strict=True)):
         return None
     return nodes, tuple(opened)
@@ -83,7 +83,7 @@ def _has_class_defaults(value: Any) -> bool:
 
 def _object_node(value: Any, opened: list[Any], met: set[int]) -> Opened:
     members = objects.members(value)
-    of_dict, of_list = isinstance(value, dict), isinstance(value, list)
+    of_dict, of_list = issubclass(type(value), dict), issubclass(type(value), list)
     items = [(at, member) for (where, at), member in members if where == "item"]
     in_list = tuple([_node(member, opened, met) for _, member in items]) if of_list else None
     in_dict = _part(items, opened, met) if of_dict else None

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import abc
 import sys
+import types
 from typing import Any
+
+from capture.key.attributes import PROXIES, dict_of
 
 _LIBRARY = sys.stdlib_module_names | {"torch", "attr", "attrs", "numpy", "typing_extensions"}
 """Packages that run on behalf of their caller: of ours, or of the user's."""
+_HEAP = 1 << 9  # a flag of classes: made while the process runs
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -25,11 +29,29 @@ def package_of(module: Any) -> str:
     return module.partition(".")[0] if isinstance(module, str) else ""
 
 
+def name_of(module: Any) -> str:
+    """The name that a module has, which users may take away; empty where it is no text."""
+    name = (dict_of(module) or {}).get("__name__")
+    return name if type(name) is str else ""
+
+
 def module_of(kind: type) -> Any:
     """The name of the module that a class is of. One that ``type(...)`` makes from a class with abstract methods has
     the name of ``abc``, where its metaclass is written, and is of none."""
-    module = kind.__module__
+    module = type.__getattribute__(kind, "__module__")
     return "" if module == "abc" and vars(abc).get(kind.__name__) is not kind else module
+
+
+def package_behind(value: Any) -> str:
+    """The package of a module, a class or a function; of another object, that of its class."""
+    kind = type(value)
+    if issubclass(kind, types.ModuleType):
+        return package_of(name_of(value))
+    if issubclass(kind, type):
+        return package_of(module_of(value))
+    if kind.__flags__ & _HEAP or kind in PROXIES:
+        return package_of(module_of(kind))
+    return package_of(getattr(value, "__module__", None))
 
 
 def is_library(package: str) -> bool:

@@ -51,7 +51,7 @@ class Shell:
     def of(cls, value: torch.Tensor) -> Shell:
         """The shell of a tensor, and the tensor's members."""
         held, context = open_wrapper(value)
-        tensors = {name: one for name, one in held.items() if isinstance(one, torch.Tensor)}
+        tensors = {name: one for name, one in held.items() if issubclass(type(one), torch.Tensor)}
         others = {name: one for name, one in held.items() if name not in tensors}
         shape, stride = value.shape, value.stride()
         members, tensor_kind = tuple(tensors.values()), TensorKind.of(value)
@@ -59,7 +59,7 @@ class Shell:
 
     def around(self, members: list[Any]) -> Any:
         """The tensor put together around these members; a shell again if the members are no tensors."""
-        if not all(isinstance(member, torch.Tensor) for member in members):
+        if not all(issubclass(type(member), torch.Tensor) for member in members):
             return attrs.evolve(self, members=tuple(members))
         held = self.others | dict(zip(self.names, members, strict=True))
         made = self.kind.__tensor_unflatten__(held, self.context, self.shape, self.stride)
@@ -87,7 +87,7 @@ def is_container(value: object) -> bool:
         return True
     if kind is Shell or is_wrapper(kind):
         return True
-    if kind is torch.Size or isinstance(value, (torch.Tensor, torch.nn.Module, type)):
+    if kind is torch.Size or issubclass(type(value), (torch.Tensor, torch.nn.Module, type)):
         return False
     return kind in objects.registered or capabilities.is_registered_container(kind) or is_object(kind)
 
@@ -135,7 +135,7 @@ def children(value: Any) -> list[Child]:
         return [(f".{number}", member) for number, member in enumerate(flat)]
     if capabilities.is_registered_container(kind):
         members, _ = capabilities.open_registered(value)
-        names = list(value.keys()) if isinstance(value, dict) else range(len(members))
+        names = list(value.keys()) if issubclass(type(value), dict) else range(len(members))
         return [(f".{name}", member) for name, member in zip(names, members, strict=False)]
     if objects.is_plain(kind):
         return [(objects.suffix_of(name), member) for name, member in objects.members(value)]
@@ -169,7 +169,7 @@ def is_new(container: Any, visit: Visit) -> bool:
 def wrappers(value: Any, path: str = "", visit: Visit | None = None) -> Iterator[Child]:
     """Tensors in the structure that hold other tensors."""
     visit = Visit() if visit is None else visit
-    if isinstance(value, torch.Tensor) and is_wrapper(type(value)):
+    if issubclass(type(value), torch.Tensor) and is_wrapper(type(value)):
         yield path, value
     elif is_container(value) and is_new(value, visit):
         visit.enter()
@@ -280,18 +280,18 @@ def closer(value: Any) -> Callable[[list[Any]], Any] | None:
 def count_tensors(value: object, *, limit: int = 1000) -> int:
     """Tensors inside an object that ``children`` cannot open, looking at most at ``limit`` members."""
     seen: set[int] = set()
-    stack: list[object] = [value]
+    stack: list[Any] = [value]
     count = 0
     while stack and len(seen) < limit:
         item = stack.pop()
-        if id(item) in seen or type(item) in PLAIN_TYPES or isinstance(item, (type, torch.nn.Module)):
+        if id(item) in seen or type(item) in PLAIN_TYPES or issubclass(type(item), (type, torch.nn.Module)):
             continue
         seen.add(id(item))
-        if isinstance(item, torch.Tensor):
+        if issubclass(type(item), torch.Tensor):
             count += 1
-        elif isinstance(item, dict):
+        elif issubclass(type(item), dict):
             stack.extend(dict.values(item))
-        elif isinstance(item, (list, tuple, set, frozenset)):
+        elif issubclass(type(item), (list, tuple, set, frozenset)):
             stack.extend(plain_class(item).__iter__(item))
         else:
             stack.extend((names_of(item) or {}).values())

@@ -324,7 +324,7 @@ def _undecided_key(value: Any, leaves: Leaves) -> Any:
 
 def _closed_key(value: Any, leaves: Leaves) -> Any:
     hashing: object = type(value).__hash__
-    is_claimed = isinstance(hashing, types.FunctionType) and not is_library(package_of(type(value).__module__))
+    is_claimed = issubclass(type(hashing), types.FunctionType) and not is_library(package_of(type(value).__module__))
     if hashing is not None and hashing is not object.__hash__ and not is_claimed:
         return _typed(value, leaves)
     return _identity_key(value, leaves)  # ``__eq__`` of a user's class may ignore what a body reads

@@ -102,7 +102,7 @@ class AsArray:
     @staticmethod
     def is_of(value: Any) -> bool:
         """Whether it is an array already."""
-        return not isinstance(value, torch.Tensor)
+        return not issubclass(type(value), torch.Tensor)
 
     @staticmethod
     def given_to(tensor: torch.Tensor) -> Any:

@@ -1134,7 +1134,18 @@ static PyObject *referent(PyObject *module, PyObject *reference)
     return NULL;
 }
 
+/* The dict that an object keeps its attributes in, whatever its class has by the name ``__dict__``. */
+static PyObject *own_dict(PyObject *module, PyObject *object)
+{
+    (void)module;
+    PyObject *own = NULL;
+    if (Py_TYPE(object)->tp_dictoffset != 0 && !PyType_Check(object) && (own = PyObject_GenericGetDict(object, NULL)) == NULL)
+        PyErr_Clear();
+    return own == NULL ? Py_NewRef(Py_None) : own;
+}
+
 static PyMethodDef functions[] = {
+    {"own_dict", own_dict, METH_O, "The dict that an object keeps its attributes in, or None. No code of its class runs."},
     {"referent", referent, METH_O, "What a weak reference or a weak proxy refers to, or None."},
     {NULL, NULL, 0, NULL},
 };

@@ -71,7 +71,7 @@ _LETTING_GO = 0.2  # seconds that threads of a process group may hold tensors th
 def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     """Facts of one watched run. The run's own references are dropped: memory it alone held is free afterwards."""
     call, trace = watched.call, watched.watch.trace
-    arguments = [(path, leaf) for path, leaf in watched.arguments if isinstance(leaf, torch.Tensor)]
+    arguments = [(path, leaf) for path, leaf in watched.arguments if issubclass(type(leaf), torch.Tensor)]
     _note_versions(watched)
     objects.learn(call.values, objects.may_open_argument)
     objects.learn((watched.result, *(change.after for change in watched.changed)))
@@ -221,7 +221,7 @@ class Classifier:
         self._watched = watched
         self._arguments: dict[int, list[tuple[int, torch.Tensor]]] = {}
         for position, (_, leaf) in enumerate(arguments):
-            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested:
+            if issubclass(type(leaf), torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested:
                 self._arguments.setdefault(id(leaf.untyped_storage()), []).append((position, leaf))
         self._implicit: dict[int, str] = {}
         self._replaced = {change.source.path for change in watched.changed}
@@ -229,7 +229,7 @@ class Classifier:
         left = [watched.result, *[change.after for change in changed]]
         if watched.watch.trace.has_checkpoints:  # reading what their graphs saved would run those blocks again
             left = []
-        tensors = [leaf for value in left for _, leaf in result_leaves(value) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for value in left for _, leaf in result_leaves(value) if issubclass(type(leaf), torch.Tensor)]
         self._untold = UnattributedMemory(watched.before, tensors)
 
     def implicit(self) -> list[ImplicitInput]:
@@ -292,7 +292,7 @@ class Classifier:
         array = self._watched.watch.trace.arrays.get(id(value))
         if array is not None:
             return evolve(self.leaf(path, array.tensor), is_array=True)
-        if not isinstance(value, torch.Tensor):
+        if not issubclass(type(value), torch.Tensor):
             return KeptLeaf(path, value, "python")
         if type(value) not in TENSOR_TYPES or value.layout is not torch.strided or value.is_neg():
             return KeptLeaf(path, value, "foreign")  # memory alone does not rebuild a lazily negated tensor
@@ -389,7 +389,7 @@ def _kind_of_effect(change: Change, leaves: Sequence[KeptLeaf]) -> EffectKind:
         return "members" if is_plain and change.members is not None else "container"
     if not is_plain:
         return "python"
-    return "tensor" if any(isinstance(leaf.value, torch.Tensor) for leaf in leaves) else "value"
+    return "tensor" if any(issubclass(type(leaf.value), torch.Tensor) for leaf in leaves) else "value"
 
 
 def _is_plain(value: Any) -> bool:
@@ -448,7 +448,7 @@ def _kept_for_gradients(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> Itera
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
+    if issubclass(type(value), torch.Tensor):
         return str(tensor_info(value)) if value.layout is torch.strided and not value.is_nested else "tensor"
     if type(value) in PLAIN_TYPES or type(value).__name__ == "_Missing":
         text = repr(value)
@@ -540,9 +540,9 @@ def odd_kind(tensor: torch.Tensor) -> str | None:
 
 def _subclasses(watched: ObservedRun) -> list[SubclassLeaf]:
     leaves: list[SubclassLeaf] = []
-    names = {id(storage_of(leaf)): path for path, leaf in watched.arguments if isinstance(leaf, torch.Tensor)}
+    names = {id(storage_of(leaf)): path for path, leaf in watched.arguments if issubclass(type(leaf), torch.Tensor)}
     for path, leaf in (*watched.arguments, *result_leaves(watched.result)):
-        kind = _odd(leaf, may_conjugate=path.startswith("output")) if isinstance(leaf, torch.Tensor) else None
+        kind = _odd(leaf, may_conjugate=path.startswith("output")) if issubclass(type(leaf), torch.Tensor) else None
         if kind is not None:
             leaves.append(SubclassLeaf(path=path, type=kind))
     for external in watched.watch.trace.externals.values():
@@ -630,7 +630,7 @@ def output_info(leaf: KeptLeaf, watched: ObservedRun) -> OutputInfo:
     source = watched.arguments[leaf.source][0] if isinstance(leaf.source, int) else leaf.source
     if leaf.kind == "foreign" and odd_kind(leaf.value) is not None:
         return OutputInfo(path=leaf.path, kind="python", value="tensor")  # reported as what it is
-    if isinstance(leaf.value, torch.Tensor):
+    if issubclass(type(leaf.value), torch.Tensor):
         tensor = tensor_info(leaf.value)
         return OutputInfo(
             path=leaf.path, kind=leaf.kind, source=source, tensor=tensor, value="array" if leaf.is_array else None

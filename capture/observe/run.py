@@ -117,7 +117,7 @@ class ObservedRun:
         """Positions of the arguments on whose memory no counter moved: a copy back must not move any. What stands for
         an argument may lie in the engine's own memory, so that no write to it is one from outside."""
         counted = self._counted()
-        leaves = [(at, leaf) for at, (_, leaf) in enumerate(self.arguments) if isinstance(leaf, torch.Tensor)]
+        leaves = [(at, leaf) for at, (_, leaf) in enumerate(self.arguments) if issubclass(type(leaf), torch.Tensor)]
         strided = [(at, leaf) for at, leaf in leaves if leaf.layout is torch.strided and not leaf.is_nested]
         known = self._known() if any(leaf.is_inference() for _, leaf in strided) else None
         return {
@@ -217,7 +217,7 @@ def _run_watched(
     arguments = call.paths(values)
     theirs = {} if values is call.values else stand_ins(arguments, call.paths())
     before = watch.before = snapshot.snapshot(call.roots(values), {place.key() for place in call.binder.places})
-    watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
+    watch.generators.update({generator_id(one): at for at, one in arguments if issubclass(type(one), torch.Generator)})
     watch.generators.update({key: source.path for key, source in before.generators.items()})
     watched = call.watched = ObservedRun(call, watch, before, arguments, values=values, host_random=host_random_state())
     if (run := body_run.current()) is not None:
@@ -349,7 +349,7 @@ class _AtIslands:
 
 def _is_seen(change: Change, reach: Collection[int]) -> bool:
     holder = change.source.get() if change.container else change.source.holder
-    return isinstance(holder, torch.Tensor) or id(holder) in reach
+    return issubclass(type(holder), torch.Tensor) or id(holder) in reach
 
 
 def _as_left(change: Change) -> Change:
@@ -464,7 +464,7 @@ def _note_gradients_of_arguments(watched: ObservedRun) -> None:
 
 def _generator_states(watched: ObservedRun) -> list[tuple[torch.Generator, torch.Tensor]]:
     generators = [*default_generators(), *(source.get() for source in watched.before.generators.values())]
-    generators += [leaf for _, leaf in watched.arguments if isinstance(leaf, torch.Generator)]
+    generators += [leaf for _, leaf in watched.arguments if issubclass(type(leaf), torch.Generator)]
     return [(generator, generator.get_state()) for generator in generators]
 
 
@@ -485,7 +485,7 @@ def _give_arrays(watch: ObserveMode, call: Call, values: tuple[Any, ...]) -> Non
 def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> list[tuple[torch.Tensor, int]]:
     seen, versions = set[int](), list[tuple[torch.Tensor, int]]()
     owned = [tensor for owners in before.tensors.values() for _, tensor in owners]
-    for tensor in [*[leaf for _, leaf in arguments if isinstance(leaf, torch.Tensor)], *owned]:
+    for tensor in [*[leaf for _, leaf in arguments if issubclass(type(leaf), torch.Tensor)], *owned]:
         number = id(tensor)
         if number not in seen and not tensor.is_inference():
             seen.add(number)

@@ -113,10 +113,10 @@ class RunNotes(HigherOrderMode):
 
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
         """The run begins: the state before it is noted, and these are the leaves the body gets."""
-        tensors = [(path, leaf) for path, leaf in arguments if isinstance(leaf, torch.Tensor)]
+        tensors = [(path, leaf) for path, leaf in arguments if issubclass(type(leaf), torch.Tensor)]
         self.arguments = {id(_storage_unseen(leaf)) for _, leaf in tensors}
         self._leaves = [(path, weakref.ref(leaf)) for path, leaf in tensors]
-        generators = [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
+        generators = [leaf for _, leaf in arguments if issubclass(type(leaf), torch.Generator)]
         generators += [source.get() for source in self.before.generators.values()]
         for generator in (*default_generators(), *generators):
             self._drawn[generator_id(generator)] = (generator, generator.get_state())

@@ -314,14 +314,14 @@ def _text(value: Any, *, raw: bool = True) -> str:  # Any: a part of a key
     kind = type(value)
     if kind is torch.device:  # without the GPU's number: each rank has another one, and one file serves all
         return f"device({value.type if devices.is_current(value) else value})"
-    if isinstance(value, Ambient):
+    if kind is Ambient:
         return _text(value.values)
-    if isinstance(value, type):
+    if issubclass(kind, type):
         return _name(value)
-    if isinstance(value, tuple):
+    if issubclass(kind, tuple):
         stand_in = None if raw else _stand_in(value)
         return stand_in or f"({', '.join([_text(member, raw=raw) for member in value])})"
-    if isinstance(value, Set):
+    if issubclass(kind, Set):
         return f"{_name(kind)}{{{', '.join(sorted(map(_text, value)))}}}"
     if kind in PLAIN_TYPES:
         return repr(value)
@@ -345,19 +345,22 @@ def _stand_in(part: tuple[Any, ...]) -> str | None:
 def _identity_text(token: int, kind: type = object) -> str:
     """A text for an object that is compared by identity: its type, and more for functions and modules."""
     identified = next((reference() for reference, number in list(signature._tokens.values()) if number == token), None)
-    if not isinstance(identified, kind) or identified is None:
+    if identified is None or not issubclass(type(identified), kind):
         return _name(kind)  # the object is gone, or the number is an ``id``
-    if isinstance(identified, torch.nn.Module):
+    if issubclass(type(identified), torch.nn.Module):
         members = [f"{path}: {_name(type(member))}" for path, member in identified.named_modules()]
         return " ".join(
             members + [f"{path}: {parameter.requires_grad}" for path, parameter in identified.named_parameters()]
         )
     return _name(identified) + (
-        _code_text(getattr(identified, "__wrapped__", identified)) if inspect.isfunction(identified) else ""
+        _code_text(getattr(identified, "__wrapped__", identified)) if type(identified) is types.FunctionType else ""
     )
+
+
+_NAMED = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodDescriptorType)
 
 
 def _name(value: object) -> str:
     """``module.qualname`` of a type or function, or of the type of anything else."""
-    named = value if isinstance(value, type) or inspect.isroutine(value) else type(value)
+    named = value if issubclass(type(value), _NAMED) else type(value)
     return f"{getattr(named, '__module__', None)}.{getattr(named, '__qualname__', None)}"

@@ -310,7 +310,7 @@ class Captured:
         receiver = self.receiver_of()
         return (
             self.named(receiver, values),
-            module_key(receiver) if isinstance(receiver, torch.nn.Module) else None,
+            module_key(receiver) if issubclass(type(receiver), torch.nn.Module) else None,
             tuple([part_of(guard(), limit=None) for guard in self.annotation.guards]),
             self.optimizers.part(),
         )

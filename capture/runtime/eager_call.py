@@ -209,5 +209,5 @@ def warm_up(captured: Captured, bound: Call, tree: Tree, entry: Entry | None = N
 
 
 def note_warm(captured: Captured, result: Any, bound: Call, tree: Tree) -> None:
-    tensors = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for _, leaf in result_leaves(result) if issubclass(type(leaf), torch.Tensor)]
     tree.note_warm(captured, [tensor for tensor in tensors if all(tensor is not leaf for leaf in bound.leaves)])

@@ -102,7 +102,7 @@ class Shortcuts:
         until it is known whether replays pay."""
         if not capabilities.HAS_METADATA_GUARD or captured.annotation.verify == "always":
             return
-        if any(isinstance(leaf, torch.Tensor) and leaf.__dict__ for leaf in leaves):
+        if any(issubclass(type(leaf), torch.Tensor) and leaf.__dict__ for leaf in leaves):
             return  # the key has the names of the attributes, which C does not compare
         kinds = {type(value) for value in values}
         opened = values if kinds <= _KINDS | SAME else None
@@ -177,7 +177,7 @@ def _may_be_changed(captured: Captured, values: Values) -> bool:
     todo, seen = list(values) if changed else [], set[int]()
     while todo:
         value = todo.pop()
-        if id(value) in seen or not pytree.is_container(value) or isinstance(value, torch.Tensor):
+        if id(value) in seen or not pytree.is_container(value) or issubclass(type(value), torch.Tensor):
             continue
         if any(_may_be_one(value, one) for one in changed):
             return True
@@ -190,9 +190,9 @@ def _may_be_one(value: Any, changed: Any) -> bool:
     """Whether another call may give the second one in the place of the first: a log is no batch, as a rule."""
     if type(value) is not type(changed):
         return False
-    if isinstance(value, dict):
+    if issubclass(type(value), dict):
         return not changed or not value.keys().isdisjoint(changed.keys())
-    return not isinstance(value, list) or not value or not changed or type(value[0]) is type(changed[0])
+    return not issubclass(type(value), list) or not value or not changed or type(value[0]) is type(changed[0])
 
 
 def _shapes(values: Values) -> tuple[torch.Size, ...]:
@@ -216,8 +216,9 @@ def _path(
     guards = _guards_of_defaults(function)
     if not captured.stateless:
         guards += _key_guards(captured, len(values))
-    for value in [leaf[0]() for leaf in opened if type(leaf) is ById]:
-        if isinstance(value, torch.nn.Module):
+    held: list[Any] = [leaf[0]() for leaf in opened if type(leaf) is ById]
+    for value in held:
+        if issubclass(type(value), torch.nn.Module):
             guards += switch_guards(weak_switches_of(value))
     order, spans, shared = _layout(leaves)
     trees = in_use()
@@ -295,7 +296,7 @@ def _key_guards(captured: Captured, count: int) -> list[Guard]:
         guards.append(call_guard(captured.optimizers.same_part(), True, "settings of optimizers"))
     if receiver is not None and not isinstance(receiver_of, weakref.ref):
         guards.append(call_guard(lambda: type(receiver_of()), type(receiver), "the class of self"))
-    modules = [receiver] if isinstance(receiver, torch.nn.Module) else []
+    modules = [receiver] if issubclass(type(receiver), torch.nn.Module) else []
     for module in (*modules, *captured.optimizers.modules()):
         guards += switch_guards(switches_of(module))
     return guards

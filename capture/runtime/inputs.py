@@ -26,7 +26,7 @@ from capture.tree.tree import Tree
 
 def span_of(leaf: Any) -> int:
     """Bytes between a tensor's first element and the end of its last; 0 for what is no strided tensor."""
-    strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+    strided = issubclass(type(leaf), torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
     return tensor_meta.span_bytes(leaf) if strided else 0
 
 
@@ -44,7 +44,7 @@ def family_of(leaves: Sequence[Any]) -> Family:
     spans = tuple(map(span_of, leaves))
     seen = [i for i, leaf in enumerate(leaves) if spans[i] and _has_address(leaf)]
     loose = [i for i in seen if tensor_meta.leading_ones(leaves[i].shape, leaves[i].stride())]
-    odd = any(isinstance(leaf, torch.Tensor) and type(leaf) not in TENSOR_TYPES for leaf in leaves)
+    odd = any(issubclass(type(leaf), torch.Tensor) and type(leaf) not in TENSOR_TYPES for leaf in leaves)
     placed, on_host = tuple(i for i in seen if leaves[i].numel() > 1), frozenset(i for i in seen if leaves[i].is_cpu)
     whole = frozenset(i for i in seen if tensor_meta.is_whole(leaves[i].dtype))
     return Family(spans, placed, tuple(loose), on_host, whole, has_subclasses=odd)
@@ -77,14 +77,14 @@ def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[I
     # Of all plans: which way the body goes is not known yet.
     for placeholder in [placeholder for plan in plans for placeholder in plan.placeholders]:
         policies[placeholder.path] = max(policies.get(placeholder.path, placeholder.policy), placeholder.policy)
-    tensors = [leaf if isinstance(leaf, torch.Tensor) else torch.empty(0) for leaf in call.leaves]
+    tensors = [leaf if issubclass(type(leaf), torch.Tensor) else torch.empty(0) for leaf in call.leaves]
     groups = alias_groups(tensors)
     inputs = []
     for position, (path, leaf) in enumerate(call.paths()):
         managed = pattern[position]
         if managed is not None:
             inputs.append(Input(position=position, how="managed", managed=tree.block_of(managed)))
-        elif not isinstance(leaf, torch.Tensor) or (
+        elif not issubclass(type(leaf), torch.Tensor) or (
             path not in often and (policies.get(path) is Policy.STATIC or call.is_static(path))
         ):
             inputs.append(Input(position=position, how="static"))
@@ -149,9 +149,9 @@ def moving_paths(entry: Entry) -> frozenset[str]:
 
 def generators_of(call: Call, entry: Entry) -> list[torch.Generator]:
     """Generators the body may draw from: arguments, and those in Python state unless it is known to use none."""
-    generators = [leaf for leaf in call.leaves if isinstance(leaf, torch.Generator)]
+    generators = [leaf for leaf in call.leaves if issubclass(type(leaf), torch.Generator)]
     arguments, plans = (
-        {"default", *(path for path, leaf in call.paths() if isinstance(leaf, torch.Generator))},
+        {"default", *(path for path, leaf in call.paths() if issubclass(type(leaf), torch.Generator))},
         entry.plans(),
     )
     if plans and all(arguments.issuperset(plan.generators) for plan in plans):
@@ -166,7 +166,7 @@ def shares_with_state(call: Call, plans: Sequence[CapturePlan]) -> bool:
     planned = [placeholder for plan in plans for placeholder in plan.placeholders]
     if plans and not any(placeholder.mutated for placeholder in planned):
         return False
-    tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
+    tensors = [leaf for leaf in call.leaves if issubclass(type(leaf), torch.Tensor) and leaf.layout is torch.strided]
     owners = _owners(call)
     used = {placeholder.path for placeholder in planned if placeholder.kind == "implicit"} if plans else None
     for leaf in tensors:

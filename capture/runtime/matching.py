@@ -78,9 +78,9 @@ def engine_of(captured: Captured, entry: Entry, leaves: Sequence[Leaf]) -> Backe
     """The engine for this call's device; without one the entry goes eager."""
     if entry.backend is not None:
         return entry.backend
-    devices = {leaf.device for leaf in leaves if isinstance(leaf, (torch.Tensor, torch.Generator))}
+    devices = {leaf.device for leaf in leaves if issubclass(type(leaf), (torch.Tensor, torch.Generator))}
     receiver = captured.receiver
-    if isinstance(receiver, torch.nn.Module):
+    if issubclass(type(receiver), torch.nn.Module):
         devices |= {tensor.device for tensor in receiver.parameters()}
     others = sorted((device for device in devices if device.type not in ("cpu", "meta")), key=str)
     device = others[0] if others else torch.device("cpu")

@@ -83,7 +83,7 @@ def _tensor(old: Entry, call: Call) -> tuple[str, str, str] | None:
     assert old.plan is not None
     planned = {placeholder.path: placeholder.tensor for placeholder in old.plan.placeholders}
     for path, leaf in call.paths():
-        if isinstance(leaf, torch.Tensor) and path in planned:
+        if issubclass(type(leaf), torch.Tensor) and path in planned:
             info, before = tensor_meta.tensor_info(leaf), planned[path]
             if (info.dtype, info.shape, info.device) != (before.dtype, before.shape, before.device):
                 return path, str(before), str(info)

@@ -42,7 +42,7 @@ from capture.key.exact import float_of
 from capture.key.input_places import InputPlace, number_place
 from capture.key.modes import Here
 from capture.key.name_uses import updated_names
-from capture.key.packages import package_of
+from capture.key.packages import package_behind
 from capture.native import MISS
 from capture.observe.computed import Computed, same
 from capture.observe.returned_value import go_one_way
@@ -111,7 +111,7 @@ def _names(code: types.CodeType) -> Sequence[str]:
 
 
 def _reads(name: str, value: object) -> bool:
-    package = package_of(getattr(value, "__name__" if isinstance(value, types.ModuleType) else "__module__", None))
+    package = package_behind(value)
     return name in _READ_IN_C or package in _READ_IN_C
 
 

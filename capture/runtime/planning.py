@@ -69,7 +69,7 @@ def load(captured: Captured, entry: Entry, leaves: Sequence[Any]) -> Phase:
 
 
 def _needs_gradient(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    return issubclass(type(leaf), torch.Tensor) and leaf.requires_grad
 
 
 def _stored_key(entry: Entry) -> Key:

@@ -81,7 +81,7 @@ def after_move(
             captured.budget.spend("drops", 0.0, changed=changed)
             forget(captured, entry, tree)
             for holder in (captured.receiver, *values, *captured.optimizers.modules()):
-                if isinstance(holder, torch.nn.Module):
+                if issubclass(type(holder), torch.nn.Module):
                     forget_module_structure(holder)
         return START_OVER
     if reply.verdict is Verdict.EAGER:

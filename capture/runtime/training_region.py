@@ -214,7 +214,7 @@ class Region:
         saver = GraphSaver(
             call, values, before, self._wanted, lends=self._lends, beside_others=beside_others, shares_casts=shares,
             **original,
-        )
+        )  # fmt: skip
         saver.program.owner = self
         pair = saver.run(values, self._empty)
         self._has_to_be_alone |= beside_others and bool(saver.program.foreign or saver.program.again.blocks)

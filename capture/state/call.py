@@ -126,7 +126,9 @@ class Call:
                 self._paths = self.paths(self.values)
             return self._paths
         return [
-            (path, leaf) for path, leaf in self.all_leaves(values) if isinstance(leaf, (torch.Tensor, torch.Generator))
+            (path, leaf)
+            for path, leaf in self.all_leaves(values)
+            if issubclass(type(leaf), (torch.Tensor, torch.Generator))
         ]
 
     def all_leaves(self, values: tuple[Any, ...] | None = None) -> Iterator[tuple[str, Any]]:
@@ -160,7 +162,7 @@ class Call:
         position = iter(range(len(self.leaves)))
 
         def replace(leaf: Any) -> Any:
-            if not isinstance(leaf, (torch.Tensor, torch.Generator)):
+            if not issubclass(type(leaf), (torch.Tensor, torch.Generator)):
                 return leaf
             replacement = replacements.get(next(position), leaf)
             if type(leaf) is torch.nn.Parameter and type(replacement) is torch.Tensor:
@@ -225,4 +227,4 @@ class Call:
 def is_opaque(leaf: object) -> bool:
     """Whether it is neither a plain value nor a tensor, nor an object whose state is watched anyway."""
     watched = (torch.Tensor, torch.Generator, torch.nn.Module, torch.optim.Optimizer, type)
-    return type(leaf) not in PLAIN_TYPES and not isinstance(leaf, watched) and not callable(leaf)
+    return type(leaf) not in PLAIN_TYPES and not issubclass(type(leaf), watched) and not callable(leaf)

@@ -21,6 +21,7 @@ from capture.state.snapshot import (
     Snapshot,
     content_of,
     function_sources,
+    is_whole_module,
     keys_of_hooks,
     module_sources,
     place_key,
@@ -48,7 +49,9 @@ def changes(before: Snapshot) -> list[Change]:
     for source, container, members in before.members:
         now = keys_of(container)
         if id(source) in replaced or (id(container) in filled and source.path in before.rebuilt):
-            if id(container) in filled or (isinstance(container, (set, deque)) and not _same_members(now, members)):
+            if id(container) in filled or (
+                issubclass(type(container), (set, deque)) and not _same_members(now, members)
+            ):
                 before.dropped.add(source.path)
             continue  # if it has other members, another container is in its place
         if not _same_members(now, members):
@@ -103,11 +106,11 @@ def _filled(before: Snapshot) -> dict[int, Any]:
     """By ``id`` of a list or dict whose members changed: a copy with the former members."""
     former: dict[int, Any] = {}
     for source, container, members in before.members:
-        if isinstance(container, (list, dict)) and not _same_members(keys_of(container), members):
+        if issubclass(type(container), (list, dict)) and not _same_members(keys_of(container), members):
             paths = member_paths(source, container, members)
             if all(path in before.sources for path in paths):  # else it has members that the walk did not look at
                 values: Any = [before.sources[path][1] for path in paths]
-                if isinstance(container, dict):
+                if issubclass(type(container), dict):
                     values = dict(zip(members, values, strict=True))
                 former[id(container)] = values
     return former
@@ -117,7 +120,7 @@ def content_before(before: Snapshot, container: Any) -> tuple[tuple[Any, ...], l
     """Keys or positions, and members, of a container of the snapshot. None if the walk did not look at all of them."""
     for source, held, members in before.members:
         if held is container:
-            if isinstance(container, (set, frozenset, deque)):
+            if issubclass(type(container), (set, frozenset, deque)):
                 return members, list(members)
             paths = member_paths(source, container, members)
             all_known = all(path in before.sources for path in paths)
@@ -127,7 +130,7 @@ def content_before(before: Snapshot, container: Any) -> tuple[tuple[Any, ...], l
 
 def member_paths(source: Source, container: Any, members: tuple[Any, ...]) -> list[str]:
     """Paths of a container's members, by their keys."""
-    if isinstance(container, dict):
+    if issubclass(type(container), dict):
         return [f"{source.path}.{key if isinstance(key, str) else index}" for index, key in enumerate(members)]
     return [f"{source.path}.{index}" for index in range(len(members))]
 
@@ -136,7 +139,11 @@ def _new_members(source: Source, container: Any, before: tuple[Any, ...], now: t
     """Changes of a dict with names as keys that only got more members: one for each new member. Any other container is
     one change as a whole."""
     count, more = len(before), now[len(before) :]
-    if isinstance(container, dict) and _same_members(now[:count], before) and all(type(key) is str for key in more):
+    if (
+        issubclass(type(container), dict)
+        and _same_members(now[:count], before)
+        and all(type(key) is str for key in more)
+    ):
         sources = [Source("item", container, key, f"{source.path}.{key}", source) for key in more]
         return [Change(one, MISSING, container[one.name]) for one in sources]
     return [Change(source, f"{count} members", f"{len(now)} members", container=True)]
@@ -156,10 +163,10 @@ def _same_members(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
 
 
 def _new_attributes(before: Snapshot, source: Source, holder: Any) -> list[Change]:
-    if isinstance(holder, (types.FunctionType, torch.Tensor, *CLOSED)) or source.get() is not holder:
+    if issubclass(type(holder), (types.FunctionType, torch.Tensor, *CLOSED)) or source.get() is not holder:
         return []
     path = source.path
-    if issubclass(type(holder), torch.nn.Module):
+    if is_whole_module(holder):
         now = module_sources(holder, source)
     elif closed_package(type(holder).__module__):
         return []
@@ -174,9 +181,9 @@ def _equal_plain(old: Any, new: Any) -> bool:
         return False
     if type(old) in (float, complex):
         return same_value(old, new)  # 0.0 and -0.0 are other values
-    if type(old) in PLAIN_TYPES or isinstance(old, types.MethodType):
+    if type(old) in PLAIN_TYPES or issubclass(type(old), types.MethodType):
         return bool(old == new)
-    if isinstance(old, tuple) or type(old) in (list, dict, OrderedDict, defaultdict):
+    if issubclass(type(old), tuple) or type(old) in (list, dict, OrderedDict, defaultdict):
         pairs = list(zip(pytree.leaves(old), pytree.leaves(new), strict=False))
         same_size = sum(1 for _ in pytree.leaves(old)) == sum(1 for _ in pytree.leaves(new))
         return same_size and all(a is b or (type(a) in PLAIN_TYPES and _equal_plain(a, b)) for (_, a), (_, b) in pairs)
@@ -207,13 +214,13 @@ def _restore_members(before: Snapshot, change: Change) -> None:
 
 
 def _put_members(before: Snapshot, source: Source, container: Any, members: tuple[Any, ...]) -> None:
-    if isinstance(container, (set, deque)):  # its members have no places
+    if issubclass(type(container), (set, deque)):  # its members have no places
         container.clear()
-        (container.update if isinstance(container, set) else container.extend)(members)
+        (container.update if issubclass(type(container), set) else container.extend)(members)
         return
     values = [before.sources[path][1] for path in member_paths(source, container, members)]
-    if isinstance(container, list):
+    if issubclass(type(container), list):
         container[:] = values
-    elif isinstance(container, dict):
+    elif issubclass(type(container), dict):
         container.clear()
         container.update(zip(members, values, strict=False))

@@ -184,13 +184,13 @@ def _name_and_packages(source: Source) -> tuple[Any, list[str]]:
     if source.kind == "global":
         return source.name, [package_of(source.holder.get("__name__"))]
     if source.kind in ("attribute", "slot"):
-        kind = source.holder if isinstance(source.holder, type) else type(source.holder)
+        kind = source.holder if issubclass(type(source.holder), type) else type(source.holder)
         return _name_of(source), [package_of(base.__module__) for base in kind.__mro__]
     return source.name, []
 
 
 def _is_item_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:
-    names, key, is_list = names_holding(before, source.holder), source.name, isinstance(source.holder, list)
+    names, key, is_list = names_holding(before, source.holder), source.name, issubclass(type(source.holder), list)
     return bool(names) and all(
         (name, key) in uses.counted
         and not uses.is_read_whole((name, key))
@@ -264,7 +264,7 @@ def only_added_to(before: Snapshot, ran: CodeRun) -> tuple[list[Source], list[An
 def _may_only_grow(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:
     name = _name_of(source)
     if source.kind == "item" and id(source.holder) not in before.namespaces:
-        is_item = isinstance(source.holder, dict) and type(name) in PLAIN_TYPES
+        is_item = issubclass(type(source.holder), dict) and type(name) in PLAIN_TYPES
         return is_item and _is_item_counted(before, source, uses)
     packages = _own_packages(source.holder) if source.kind == "attribute" else ()
     return source.kind != "root" and not uses.is_read(name, packages) and not uses.has_items_read(name)
@@ -306,7 +306,7 @@ def _members(before: Snapshot, change: Change, uses: UsesOfNames) -> Members | N
     if content is None:
         return None
     keys, old = content
-    is_dict = isinstance(container, dict)
+    is_dict = issubclass(type(container), dict)
     now = list(members_of(container)[1])
     places = {id(member): at for at, member in enumerate(old) if type(member) not in PLAIN_TYPES}
     recipe: list[int] = []
@@ -339,7 +339,7 @@ def _added(container: Any, old: Sequence[Any]) -> list[Any]:
 
 def put_members(container: Any, values: Sequence[Any], keys: Sequence[Any] | None = None) -> None:
     """Give a container these members, by the methods of its built-in class: a user's class may do more in its own."""
-    if isinstance(container, dict):
+    if issubclass(type(container), dict):
         assert keys is not None
         items = list(zip(keys, values, strict=True))
         base = plain_class(container)
@@ -347,19 +347,19 @@ def put_members(container: Any, values: Sequence[Any], keys: Sequence[Any] | Non
             base.clear(container)
         for key, value in items:
             base.__setitem__(container, key, value)
-    elif isinstance(container, list):
+    elif issubclass(type(container), list):
         list.__setitem__(container, slice(None), values)
-    elif isinstance(container, deque):
+    elif issubclass(type(container), deque):
         deque.clear(container)
         deque.extend(container, values)
-    elif isinstance(container, set):
+    elif issubclass(type(container), set):
         set.clear(container)
         set.update(container, values)
 
 
 def put_at_end(container: Any, count: int, values: Sequence[Any]) -> None:
     """Append these members to a list or deque whose first ``count`` members stay."""
-    if isinstance(container, list):
+    if issubclass(type(container), list):
         list.__setitem__(container, slice(count, None), values)
         return
     while len(container) > count:
@@ -369,6 +369,6 @@ def put_at_end(container: Any, count: int, values: Sequence[Any]) -> None:
 
 def members_of(container: Any) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
     """The keys of a dict (None for other containers), and the values."""
-    if isinstance(container, dict):
+    if issubclass(type(container), dict):
         return tuple(dict.keys(container)), tuple(dict.values(container))
     return None, tuple(plain_class(container).__iter__(container))

@@ -155,11 +155,11 @@ class Optimizers:
         the first run whether one may take a step. Which ones do, ``watching`` sees."""
         self.has_looked = True
         for _, value in state.entered if _may_step(function) else ():
-            if isinstance(value, torch.optim.Optimizer):
+            if issubclass(type(value), torch.optim.Optimizer):
                 self._add(value)
-            elif isinstance(value, LRScheduler):
+            elif issubclass(type(value), LRScheduler):
                 self._schedules.add(value)
-        above = [value for value in (*inputs, *self.modules()) if isinstance(value, torch.nn.Module)]
+        above = [value for value in (*inputs, *self.modules()) if issubclass(type(value), torch.nn.Module)]
         covered = {id(member) for module in above for member in module.modules()}
         for module in state.modules:
             if id(module) not in covered:
@@ -289,7 +289,7 @@ class Optimizers:
 
         ``read``: tensors whose ``grad`` was looked at; ``stand_ins``: ``id`` of tensors that stood for arguments."""
         came = [change.source.holder for change in changed if change.source.name == "grad" and not change.container]
-        tensors = [value for value in (*read, *came) if isinstance(value, torch.Tensor)]
+        tensors = [value for value in (*read, *came) if issubclass(type(value), torch.Tensor)]
         candidates = {id(tensor): tensor for tensor in tensors if tensor.is_leaf or tensor.retains_grad}
         if not candidates:
             return
@@ -432,7 +432,7 @@ def reach_of_step(
         return None
     optimizer, kind = args[0], type(args[0])
     is_own = kind.__module__.startswith("torch.optim.") and kind.step.__module__.startswith("torch.optim.")
-    if not is_own or not isinstance(optimizer, torch.optim.Optimizer) or has_hooks(optimizer):
+    if not is_own or not issubclass(type(optimizer), torch.optim.Optimizer) or has_hooks(optimizer):
         return None
     reached: dict[int, Any] = {id(optimizer): optimizer}
     stack: list[Any] = [optimizer.__dict__]
@@ -441,21 +441,21 @@ def reach_of_step(
         if id(value) in reached:
             continue
         reached[id(value)] = value
-        if isinstance(value, dict):
+        if issubclass(type(value), dict):
             stack += value.values()
             stack += [key for key in value if isinstance(key, torch.Tensor)]
-        elif isinstance(value, (list, tuple)):
+        elif issubclass(type(value), (list, tuple)):
             stack += value
-        elif isinstance(value, torch.Tensor) and value.is_leaf and value.grad is not None:
+        elif issubclass(type(value), torch.Tensor) and value.is_leaf and value.grad is not None:
             stack.append(value.grad)
-    if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in reached.values()):
+    if any(issubclass(type(value), torch.Tensor) and value.layout is not torch.strided for value in reached.values()):
         return None
     return reached
 
 
 def is_stand_in(value: Any) -> bool:
     """Whether this replaces an optimizer's ``step`` while a body is watched."""
-    return isinstance(value, types.FunctionType) and value in _stand_ins
+    return issubclass(type(value), types.FunctionType) and value in _stand_ins
 
 
 def _group_of(optimizer: weakref.ref[torch.optim.Optimizer], number: int) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ import torch
 from attrs import define, field, frozen
 
 from capture.key import numpy_arrays, pytree
-from capture.key.attributes import MISSING, keys_of, names_of, slots_of
+from capture.key.attributes import MISSING, PROXIES, dict_of, keys_of, names_of, slots_of
 from capture.key.code_names import (
     BY_NAME_OF_MODULE,
     globals_in,
@@ -34,6 +34,7 @@ from capture.key.code_names import (
 )
 from capture.key.name_uses import name_uses
 from capture.key.objects import SHARDING, closed_package, has_state
+from capture.key.packages import module_of, name_of
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_kind import hooks_on, is_leaf, refuses
 from capture.native import native
@@ -48,7 +49,7 @@ _MEMBERS_LIMIT = 10_000  # of one container
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NO_HOOKS: tuple[tuple[Any, ...], ...] = ((), (), (), ())
 _TENSORS = frozenset(TENSOR_TYPES)
-_METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
+_METHODS_OF_C = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
 _PLAIN_CONTAINERS = frozenset({list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict})
 _SETTING_OF_CLASSES = frozenset({"setattr", "delattr", "__setattr__", "__delattr__"})
 _SETTING = _SETTING_OF_CLASSES | {"__dict__", "vars"}  # those of a class cannot be written
@@ -152,7 +153,7 @@ def carries_graph(change: Change) -> bool:
     """Whether a tensor that is part of a graph was put in a place that a replay can put one in, such as a loss that a
     layer keeps beside its result. A gradient is no result."""
     tensor, source = change.after, change.source
-    if change.container or type(tensor) is not torch.Tensor or isinstance(source.holder, torch.Tensor):
+    if change.container or type(tensor) is not torch.Tensor or issubclass(type(source.holder), torch.Tensor):
         return False
     return not refuses(tensor) and not is_leaf(tensor)
 
@@ -164,7 +165,7 @@ def roots(function: Any, receiver: Any, arguments: dict[str, Any]) -> list[Sourc
         sources.append(Source("root", receiver, None, "self"))
     for name, value in arguments.items():
         sources.append(Source("root", value, None, name))
-    if isinstance(function, types.FunctionType):
+    if issubclass(type(function), types.FunctionType):
         sources.extend([*function_sources(function, None), Source("root", function, None, "function")])
     elif receiver is None:
         sources.append(Source("root", function, None, "function"))
@@ -184,7 +185,7 @@ def global_sources(code: types.CodeType, scope: dict[str, Any], parent: Source |
     sources, read = list[Source](), globals_in(code)
     for name in read:
         value = scope.get(name, MISSING)
-        if isinstance(value, types.ModuleType):
+        if issubclass(type(value), types.ModuleType):
             sources += _module_globals(code, value, name, parent)
         elif value is not MISSING:
             sources.append(Source("global", scope, name, name, parent))
@@ -220,9 +221,9 @@ def _imported(code: types.CodeType, scope: dict[str, Any]) -> Iterator[tuple[str
 
 def _module_globals(code: types.CodeType, module: types.ModuleType, name: str, parent: Source | None) -> list[Source]:
     """Names of a user's module that code may read or set there."""
-    if not is_of_users(module.__name__):
+    if not is_of_users(name_of(module)):
         return []
-    namespace = module.__dict__
+    namespace = dict_of(module) or {}
     return [
         Source("attribute", module, attribute, f"{name}.{attribute}", parent)
         for attribute in mentioned_in(code)
@@ -231,7 +232,7 @@ def _module_globals(code: types.CodeType, module: types.ModuleType, name: str, p
 
 
 def _leads_to_state(value: Any) -> bool:
-    is_users_class = isinstance(value, type) and is_of_users(value.__module__)
+    is_users_class = issubclass(type(value), type) and is_of_users(value.__module__)
     return holds_state(value) or type(value) is types.FunctionType or is_users_class
 
 
@@ -247,13 +248,13 @@ def set_in_libraries(code: types.CodeType, scope: dict[str, Any], parent: Source
     sources, met = list[Source](), set[int]()
     for path, holder in todo:  # which grows: ``nn.functional.calls += 1``
         is_module = type(holder) is types.ModuleType
-        if id(holder) in met or not (is_module or isinstance(holder, type)):
+        if id(holder) in met or not (is_module or issubclass(type(holder), type)):
             continue
         met.add(id(holder))
         own = holder.__dict__
         if is_module:
             todo += [(f"{path}.{name}", own[name]) for name in mentioned_in(code) if name in own]
-        if is_of_users(holder.__name__ if is_module else holder.__module__):
+        if is_of_users(name_of(holder) if is_module else holder.__module__):
             continue
         sources += [
             Source("item", own, name, f"{path}.{name}", parent) if is_module
@@ -280,7 +281,7 @@ def modules_set(code: types.CodeType, scope: dict[str, Any]) -> Iterator[types.M
     if names or sets_any:
         named = [value for name in globals_in(code) if type(value := scope.get(name)) is types.ModuleType]
         for module in (*named, *[module for _, module in _imported(code, scope)]):
-            if is_of_users(module.__name__) and (sets_any or not names.isdisjoint(module.__dict__)):
+            if is_of_users(name_of(module)) and (sets_any or not names.isdisjoint(module.__dict__)):
                 yield module
 
 
@@ -383,23 +384,28 @@ def place_key(source: Source) -> tuple[int, Any]:
 
 
 def _is_sharding(kind: type) -> bool:
-    return kind.__module__.startswith(SHARDING) and not issubclass(kind, torch.nn.Module)
+    return str(module_of(kind)).startswith(SHARDING) and not issubclass(kind, torch.nn.Module)
+
+
+def is_whole_module(value: Any) -> bool:
+    """Whether it is a module with the tables of one: not one that is only half made, nor a weak proxy of one."""
+    return issubclass(type(value), torch.nn.Module) and "_modules" in native.own_dict(value)
 
 
 def _members(state: Snapshot, source: Source, value: Any) -> list[Found]:
-    if issubclass(type(value), torch.nn.Module):  # a weak proxy of one says that it is one
+    if is_whole_module(value):
         return _module_members(state, source, value)
     if is_wrapper(type(value)):
         held = pytree.children(value)
         return [(Source("attribute", value, name[1:], f"{source.path}{name}", source), member) for name, member in held]
-    if type(value) in weakref.ProxyTypes:
+    if type(value) in PROXIES:
         return _root(source, native.referent(value))
     if type(value) in _METHODS_OF_C:  # ``log.append``, ``table.__setitem__``, ``variable.set``
         return _root(source, value.__self__)
     if type(value) is types.CellType:
         content = Source("closure", value, None, f"{source.path}.cell_contents", source)
         return [(content, content.get())]
-    if isinstance(value, (torch.Tensor, *CLOSED)):
+    if issubclass(type(value), (torch.Tensor, *CLOSED)):
         if (content := content_of(value)) is not None:
             state.states.append((source, value, content))
         return []
@@ -416,7 +422,7 @@ def _by_name(state: Snapshot, source: Source, value: Any) -> list[Found]:
     if issubclass(kind, threading.local):
         return _namespace(state, "item", value.__dict__, value.__dict__, f"{source.path}.", source)
     if issubclass(kind, types.ModuleType):
-        return _of_module(state, value) if is_of_users(value.__name__) else []
+        return _of_module(state, value) if is_of_users(name_of(value)) else []
     if kind is contextvars.ContextVar:
         context = Source("context", value, None, f"{source.path}.get()", source)
         default = default_of(value)
@@ -444,7 +450,7 @@ def _of_function(state: Snapshot, source: Source, function: types.FunctionType) 
     _namespace(state, "global", scope, scope, prefix, None)
     for name in globals_in(function.__code__):
         module = scope.get(name)
-        if type(module) is types.ModuleType and is_of_users(module.__name__):
+        if type(module) is types.ModuleType and is_of_users(name_of(module)):
             _namespace(state, "global", module.__dict__, module.__dict__, f"{name}.", None)
     if _modules_named(function.__code__):
         for name, module in _imported(function.__code__, scope):
@@ -456,8 +462,8 @@ def _of_function(state: Snapshot, source: Source, function: types.FunctionType) 
 
 def _of_module(state: Snapshot, module: types.ModuleType) -> list[Found]:
     """A module that an object, a cell or a container holds: code gets it without naming it, and may use all of it."""
-    scope = module.__dict__
-    _namespace(state, "global", scope, scope, f"{module.__name__}.", None)
+    scope = native.own_dict(module)
+    _namespace(state, "global", scope, scope, f"{name_of(module)}.", None)
     return list(state.namespaces[id(scope)].members())
 
 
@@ -507,7 +513,7 @@ def _root(source: Source, value: Any) -> list[Found]:
 def content_of(value: Any) -> Any:
     """The content of an object without members that code may change in place; None for all others."""
     kind = type(value)
-    if kind in (bytearray, array.array):
+    if kind is bytearray or kind is array.array:
         return bytes(value)
     if kind is functools._lru_cache_wrapper:
         return misses_of(value)
@@ -521,14 +527,14 @@ def content_of(value: Any) -> Any:
 
 
 def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
-    if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
+    if issubclass(type(value), (list, tuple, dict, set, frozenset, deque)):
         members = _container_sources(state, source, value)
         return members + (_attribute_sources(source, value) if type(value) not in _PLAIN_CONTAINERS else [])
-    if isinstance(value, types.FunctionType):
+    if issubclass(type(value), types.FunctionType):
         return [] if closed_package(value.__module__) else function_sources(value, source)
-    if isinstance(value, types.MethodType):
+    if issubclass(type(value), types.MethodType):
         return [Source("root", value.__self__, None, f"{source.path}.__self__", source)]
-    if isinstance(value, functools.partial):
+    if issubclass(type(value), functools.partial):
         parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
         sources = [Source("root", part, None, f"{source.path}.{name}", source) for name, part in parts.items()]
         return sources + _attribute_sources(source, value)
@@ -542,9 +548,9 @@ def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
         names = ("args", "__notes__")
         kept = [Source("attribute", value, name, f"{source.path}.{name}", source) for name in names]
         return [*_attribute_sources(source, value), *kept]
-    if closed_package(type(value).__module__) and not isinstance(value, _OPENED) and not has_state(type(value)):
-        own = getattr(value, "__dict__", None)
-        if type(own) is dict:
+    if closed_package(module_of(type(value))) and not issubclass(type(value), _OPENED) and not has_state(type(value)):
+        own = dict_of(value)
+        if own is not None:
             state.closed.append(value)
             return [member for window in numpy_arrays.windows_in(own) for member, _ in _root(source, window)]
         return []
@@ -614,11 +620,11 @@ def _forward_sources(module: torch.nn.Module, forward: types.FunctionType) -> li
 
 def _container_sources(state: Snapshot, source: Source, value: Any) -> list[Source]:
     keys = keys_of(value)
-    if not isinstance(value, tuple):
+    if not issubclass(type(value), tuple):
         state.members.append((source, value, keys))
-    if isinstance(value, (set, frozenset, deque)):
+    if issubclass(type(value), (set, frozenset, deque)):
         return []
-    if isinstance(value, dict):
+    if issubclass(type(value), dict):
         names = [key if isinstance(key, str) else str(index) for index, key in enumerate(keys)]
     else:
         names = [str(key) for key in keys]

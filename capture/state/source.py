@@ -22,6 +22,7 @@ from capture.key.attributes import (
     put_in_slot,
     put_own,
     slot_of,
+    value_in_c,
 )
 from capture.native import native, seen
 
@@ -69,11 +70,11 @@ class Source:
                 own = own_value(self.holder, self.name)
                 if own is not MISSING:
                     return own
-                if isinstance(self.holder, type):  # names of its bases are kept in these
+                if issubclass(type(self.holder), type):  # names of its bases are kept in these
                     return MISSING
                 if slot_of(type(self.holder), self.name) is not None:  # not set; ``__getattr__`` would run
                     return MISSING
-                return getattr(self.holder, self.name)
+                return value_in_c(self.holder, self.name)
             return item_of(self.holder, self.name)
         except (AttributeError, KeyError, IndexError, ValueError):
             return MISSING
@@ -86,7 +87,7 @@ class Source:
             self.holder.set(value)
         elif self.kind == "slot":
             put_in_slot(self.name, self._kept(), value)
-        elif isinstance(self.holder, type):
+        elif issubclass(type(self.holder), type):
             type.__setattr__(self.holder, self.name, value)
         elif self.kind == "attribute":
             if own_value(self.holder, self.name) is not MISSING:
@@ -100,9 +101,9 @@ class Source:
         """Remove the value, as if it had never been assigned."""
         if self.kind == "slot":
             put_in_slot(self.name, self._kept(), MISSING)
-        elif self.kind == "attribute" or isinstance(self.holder, type):
+        elif self.kind == "attribute" or issubclass(type(self.holder), type):
             put_own(self.holder, self.name, MISSING)
-        elif isinstance(self.holder, dict):
+        elif issubclass(type(self.holder), dict):
             self.holder.pop(self.name, None)
 
     def _kept(self) -> Any:
@@ -119,7 +120,7 @@ class Source:
     def below(self, value: Any) -> Any:
         """What is kept at the same place below another object (``among``), without a source of its own for the usual
         places: replays set gradients of many parameters."""
-        if self.kind in _TABLES and isinstance(value, torch.nn.Module):
+        if self.kind in _TABLES and issubclass(type(value), torch.nn.Module):
             table = getattr(value, _TABLES[self.kind])
             if type(table) is dict:
                 return table.get(self.name, MISSING)
@@ -129,9 +130,9 @@ class Source:
 
     def among(self, value: Any) -> Source:
         """The same place below another object, ``value``, which replaces the object that this place is in."""
-        if self.kind in _TABLES and isinstance(value, torch.nn.Module):
+        if self.kind in _TABLES and issubclass(type(value), torch.nn.Module):
             return Source(self.kind, getattr(value, _TABLES[self.kind]), self.name, self.path)
-        if self.kind == "closure" and isinstance(value, types.FunctionType):
+        if self.kind == "closure" and issubclass(type(value), types.FunctionType):
             cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=False))
             return Source(self.kind, cells.get(self.path.rpartition(":")[2]), self.name, self.path)
         return Source(self.kind, value, self.name, self.path)

@@ -20,6 +20,7 @@ from typing import Any
 
 from capture.key.code_names import MISSING, globals_in
 from capture.key.name_uses import name_uses
+from capture.key.packages import name_of
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.code_run import CodeRun
 from capture.state.namespaces import Namespace, holds_state, is_of_users, scope_of
@@ -152,7 +153,7 @@ class Unreached:
     def _note_scopes(self, state: Snapshot, ran: Mapping[types.CodeType, Iterable[dict[str, Any]]]) -> bool:
         """Note modules in which code of a class sets names, and whose names ``state`` does not have."""
         new = {
-            id(module): Source("scope", module, None, module.__name__)
+            id(module): Source("scope", module, None, name_of(module))
             for code, scopes in ran.items() for scope in scopes for module in modules_set(code, scope)
             if id(module.__dict__) not in state.namespaces and id(module) not in self._scopes
         }  # fmt: skip
@@ -168,7 +169,7 @@ class Unreached:
             if type(referrer) is types.FunctionType and id(referrer.__code__) in by_id
         ]  # fmt: skip
         holders = gc.get_referrers(*functions) if functions else []  # code of ``eval`` has none
-        wrappers = [holder for holder in holders if isinstance(holder, _WRAPPERS)]
+        wrappers = [holder for holder in holders if issubclass(type(holder), _WRAPPERS)]
         holders += gc.get_referrers(*wrappers) if wrappers else []
         tables = {id(holder) for holder in holders if type(holder) is dict}
         methods = {code: list[Any]() for code in codes}
@@ -225,7 +226,7 @@ def _has_cells(function: types.FunctionType, code: types.CodeType, values: Mappi
 
 def _methods_in(namespaces: Iterable[Namespace]) -> Iterator[types.FunctionType]:
     for space in namespaces:
-        if isinstance(space.holder, type):
+        if issubclass(type(space.holder), type):
             for value in space.values:
                 yield from _functions_in(value)
 
@@ -328,5 +329,5 @@ def _has_reference(value: Any) -> bool:
 
 
 def _name_of(value: Any) -> str:
-    kind = value if isinstance(value, types.FunctionType) else type(value)
+    kind = value if issubclass(type(value), types.FunctionType) else type(value)
     return str(kind.__qualname__)

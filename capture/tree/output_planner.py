@@ -41,7 +41,7 @@ def plan_outputs(
     seen: dict[int, int] = {}
     for position, (leaf, block) in enumerate(zip(leaves, blocks, strict=True)):
         value = leaf.value
-        if isinstance(value, torch.Tensor) and seen.setdefault(id(value), position) != position:
+        if issubclass(type(value), torch.Tensor) and seen.setdefault(id(value), position) != position:
             repeats.append((position, seen[id(value)]))
         elif leaf.kind == "fresh" and block is not None and value.numel():
             entry = groups.setdefault(id(value.untyped_storage()), (block, [], []))
@@ -123,7 +123,9 @@ def _gradients(
     numbers = {group.positions: number for number, group in enumerate(groups)}
     for effect, slot in zip(effects, slots, strict=True):
         source, skeleton = effect.change.source, slot.skeleton
-        is_gradient = source.name == "grad" and isinstance(source.holder, torch.Tensor) and isinstance(skeleton, Slot)
+        is_gradient = (
+            source.name == "grad" and issubclass(type(source.holder), torch.Tensor) and isinstance(skeleton, Slot)
+        )
         number = numbers.get((skeleton.index,)) if is_gradient else None
         if number is None or number in holders:
             others.append(slot)
@@ -140,7 +142,7 @@ def _shared_gradients(
     holders: dict[int, torch.Tensor] = {}
     for effect in effects:
         source = effect.change.source
-        if source.name == "grad" and isinstance(source.holder, torch.Tensor):
+        if source.name == "grad" and issubclass(type(source.holder), torch.Tensor):
             holders |= dict.fromkeys(range(first, first + len(effect.leaves)), source.holder)
         first += len(effect.leaves)
     return {

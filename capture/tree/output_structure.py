@@ -409,7 +409,11 @@ def in_several_places(values: Iterable[Any]) -> frozenset[int]:
     todo, seen, several = list(values), dict[int, Any](), set[int]()
     while todo:
         value = todo.pop()
-        if isinstance(value, torch.Tensor) or not pytree.is_container(value) or (type(value) is tuple and not value):
+        if (
+            issubclass(type(value), torch.Tensor)
+            or not pytree.is_container(value)
+            or (type(value) is tuple and not value)
+        ):
             continue
         if id(value) in seen:
             several.add(id(value))
