@@ -423,6 +423,9 @@ def _by_name(state: Snapshot, source: Source, value: Any) -> list[Found]:
         return _namespace(state, "item", value.__dict__, value.__dict__, f"{source.path}.", source)
     if issubclass(kind, types.ModuleType):
         return _of_module(state, value) if is_of_users(name_of(value)) else []
+    if kind is contextvars.Context:  # one that code keeps, and runs functions in
+        variables = [Source("context", value, one, f"{source.path}[{n}]", source) for n, one in enumerate(value)]
+        return [(variable, variable.get()) for variable in variables]
     if kind is contextvars.ContextVar:
         context = Source("context", value, None, f"{source.path}.get()", source)
         default = default_of(value)
@@ -517,6 +520,8 @@ def content_of(value: Any) -> Any:
         return bytes(value)
     if kind is functools._lru_cache_wrapper:
         return misses_of(value)
+    if kind is contextvars.Context:  # of a value that is set there for the first time nobody can say how to unset it
+        return frozenset(value)
     if kind is memoryview or numpy_arrays.is_memory_of_c(kind):
         return numpy_arrays.memory_of_c(value)
     if numpy_arrays.is_hash(kind):

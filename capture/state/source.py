@@ -65,7 +65,7 @@ class Source:
             if self.kind == "weak":
                 return self.holder().__dict__.get(self.name, MISSING)
             if self.kind == "context":
-                return self.holder.get(MISSING)
+                return self.holder.get(MISSING) if self.name is None else self.holder.get(self.name, MISSING)
             if self.kind == "attribute":
                 own = own_value(self.holder, self.name)
                 if own is not MISSING:
@@ -84,7 +84,7 @@ class Source:
         if self.kind == "closure":
             self.holder.cell_contents = value
         elif self.kind == "context":
-            self.holder.set(value)
+            _ = self.holder.set(value) if self.name is None else self.holder.run(self.name.set, value)
         elif self.kind == "slot":
             put_in_slot(self.name, self._kept(), value)
         elif issubclass(type(self.holder), type):
