@@ -33,6 +33,8 @@ typedef struct {
     PyObject *more;  /* a list: pairs of code that ran with other globals, too */
     PyObject *leaves; /* a function: whether a function in C leaves something that a replay would not, or None */
     PyObject *calls; /* a list: those that do, with the code and the line that called them first */
+    PyObject *builtins; /* "__builtins__" */
+    PyObject *lent;     /* a list: globals in which there are builtins as long as this is on */
     Called *called;  /* a hash table of those that were looked at */
     size_t num_called, called_room;
     char *depths;    /* of each frame, whether what it calls is noted: 0, 1, or APART; and OWN */
@@ -67,6 +69,30 @@ static int kind_of(CodeWatch *self, PyObject *code, PyObject *globals)
     int found = (int)PyLong_AsLong(kind);
     Py_DECREF(kind);
     return found;
+}
+
+/* What torch imports for a mode, it imports by the globals of the frame that runs: ones that were made by hand have no
+   builtins, although the frame does. 0, -1. */
+static int lend_builtins(CodeWatch *self, PyFrameObject *frame, PyObject *globals)
+{
+    int has = PyDict_Contains(globals, self->builtins);
+    if (has)
+        return has < 0 ? -1 : 0;
+    PyObject *builtins = PyFrame_GetBuiltins(frame);
+    int failed = builtins == NULL || PyList_Append(self->lent, globals) < 0;
+    failed = failed || PyDict_SetItem(globals, self->builtins, builtins) < 0;
+    Py_XDECREF(builtins);
+    return failed ? -1 : 0;
+}
+
+/* Takes them back. */
+static void take_builtins_back(CodeWatch *self)
+{
+    for (Py_ssize_t at = PyList_GET_SIZE(self->lent); at-- > 0;)
+        if (PyDict_DelItem(PyList_GET_ITEM(self->lent, at), self->builtins) < 0)
+            PyErr_Clear(); /* the body did so */
+    if (PyList_SetSlice(self->lent, 0, PyList_GET_SIZE(self->lent), NULL) < 0)
+        PyErr_Clear();
 }
 
 /* Notes a code object with its globals: 0, -1. */
@@ -154,7 +180,7 @@ static int enter(CodeWatch *self, PyFrameObject *frame)
             failed = PySet_Discard(self->below, code) < 0;
         else if (!PyDict_Contains(self->seen, code))
             failed = PySet_Add(self->below, code) < 0;
-        failed = failed || add_code(self, code, globals) < 0;
+        failed = failed || lend_builtins(self, frame, globals) < 0 || add_code(self, code, globals) < 0;
         if (!failed && PySet_GET_SIZE(self->asked) && PySet_Contains(self->asked, code) == 1) {
             PyObject *answer = PyObject_CallOneArg(self->on_frame, (PyObject *)frame);
             failed = answer == NULL;
@@ -209,6 +235,7 @@ static PyObject *end(PyObject *object, PyObject *Py_UNUSED(none))
     else
         self->failed = 1; /* the body put another one in its place, which stays there */
     self->is_on = 0;
+    take_builtins_back(self);
     self->other = NULL;
     Py_CLEAR(self->other_object);
     return PyBool_FromLong(!self->failed);
@@ -235,7 +262,10 @@ static PyObject *code_watch_new(PyTypeObject *type, PyObject *args, PyObject *kw
     self->below = PySet_New(NULL);
     self->more = PyList_New(0);
     self->calls = PyList_New(0);
-    if (self->name == NULL || self->seen == NULL || self->below == NULL || self->more == NULL || self->calls == NULL)
+    self->builtins = PyUnicode_InternFromString("__builtins__");
+    self->lent = PyList_New(0);
+    int failed = self->builtins == NULL || self->lent == NULL || self->name == NULL || self->seen == NULL;
+    if (failed || self->below == NULL || self->more == NULL || self->calls == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -253,6 +283,7 @@ static int code_watch_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->asked);
     Py_VISIT(self->on_frame);
     Py_VISIT(self->calls);
+    Py_VISIT(self->lent);
     Py_VISIT(self->other_object);
     return 0;
 }
@@ -271,6 +302,8 @@ static int code_watch_clear(PyObject *object)
     Py_CLEAR(self->asked);
     Py_CLEAR(self->on_frame);
     Py_CLEAR(self->calls);
+    Py_CLEAR(self->builtins);
+    Py_CLEAR(self->lent);
     Py_CLEAR(self->other_object);
     return 0;
 }
