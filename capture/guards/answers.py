@@ -5,12 +5,16 @@ One guard compares all objects that were asked for the same thing.
 
 from __future__ import annotations
 
+import abc
+import functools
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import torch
+
+from capture.key.packages import is_library, module_of, package_of
 
 OF_TENSORS: dict[str, Callable[[torch.Tensor], object]] = {
     "is_leaf": operator.attrgetter("is_leaf"),
@@ -64,6 +68,19 @@ def same_answers(asked: Sequence[Any], name: str, *, is_class: bool | None = Non
 
 def _never() -> bool:
     return False
+
+
+def same_abstract_classes(kinds: Iterable[type], others: Set[type]) -> Callable[[], bool] | None:
+    """A function that tells whether users' abstract classes remember the same as now: which of the other classes count
+    as their own, and which do not. They ask again once they forget. None where there are none."""
+    asked = [kind for kind in kinds if "_abc_impl" in kind.__dict__ and not is_library(package_of(module_of(kind)))]
+    numbers = frozenset(map(id, others))
+    return SameAnswers(asked, functools.partial(_remembered, numbers)) if asked else None
+
+
+def _remembered(numbers: frozenset[int], kind: type) -> object:
+    *tables, _ = vars(abc)["_get_dump"](kind)
+    return [numbers & {id(reference()) for reference in table} for table in tables]
 
 
 class SameAnswers:

@@ -14,6 +14,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from capture.guards.guard import Guard
@@ -242,10 +243,15 @@ def _context(walk: ReadWalk, value: contextvars.ContextVar[Any], path: str) -> N
 
 def _other_context(walk: ReadWalk, value: contextvars.Context, path: str) -> None:
     """A context that code keeps: others may run in it, and set its variables."""
-    known = tuple(value.items())
-    for at, (_, held) in enumerate(known):
-        walk.enter_value(held, f"{path}[{at}]")
-    read = functools.partial(_has_set, value, known)
+    for at, (variable, held) in enumerate(value.items()):
+        place, read = f"{path}[{at}]", functools.partial[Any](value.get, variable, MISSING)
+        expected, kind = walk.expect((id(value), variable), held, place)
+        if kind is None:
+            walk.found.guards.append(Guard("value", Source("call", read, None, place), expected))
+        else:
+            read = functools.partial(_gives_a, read, kind)
+            walk.found.guards.append(Guard("value", Source("call", read, None, place), True))
+    read = functools.partial(_has_variables, value, frozenset(value))
     walk.found.guards.append(Guard("value", Source("call", read, None, path), True))
 
 
@@ -352,8 +358,12 @@ def _thread_local(walk: ReadWalk, value: threading.local, path: str) -> None:
     walk.guard_names(own, own, walk.names.of_class(type(value)), path)
 
 
-def _has_set(context: contextvars.Context, known: tuple[tuple[contextvars.ContextVar[Any], Any], ...]) -> bool:
-    return len(context) == len(known) and all(context.get(variable, MISSING) is value for variable, value in known)
+def _has_variables(context: contextvars.Context, known: frozenset[contextvars.ContextVar[Any]]) -> bool:
+    return frozenset(context) == known
+
+
+def _gives_a(read: Callable[[], Any], kind: type) -> bool:
+    return type(read()) is kind
 
 
 def _is_dead(reference: weakref.ref[Any]) -> bool:

@@ -7,6 +7,7 @@ and members are handled here, whatever object keeps them.
 from __future__ import annotations
 
 import abc
+import builtins
 import functools
 import itertools
 import sys
@@ -20,7 +21,7 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from capture.guards.ambient import asked_of_packages, is_getter, value_given_by
-from capture.guards.answers import same_answers
+from capture.guards.answers import same_abstract_classes, same_answers
 from capture.guards.guard import Guard, Referent, itself
 from capture.guards.names_used import SPECIAL, Names
 from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced, ValuePlace
@@ -158,6 +159,10 @@ class ReadWalk:
         for scope in scopes:
             module = scope.get("__name__", "a module")
             self._scope(scope, "" if scope is function_globals else f"{module}.")
+            if type(scope) is not dict:  # a look-up of a global may run code
+                self.found.obstacle = ("globals in a dict of a class of its own", module)
+                return
+            self._builtins_of(scope)
         self._scope(vars(sys.modules["builtins"]), "builtins.")
         self._imported()
         self._added_to_tensors()
@@ -285,6 +290,13 @@ class ReadWalk:
             if isinstance(member, types.ModuleType):
                 self._named_by_dynamo(member)
 
+    def _builtins_of(self, scope: dict[str, Any]) -> None:
+        """Builtins that globals bring along, as code has them that may use few: names that are no globals."""
+        own = scope.get("__builtins__")
+        if type(own) is dict and own is not vars(builtins):
+            wanted = self.names.scopes[id(scope)][1] - scope.keys() if id(scope) in self.names.scopes else ()
+            self.guard_members(own, sorted(wanted), f"{scope.get('__name__', 'a module')}.__builtins__.", always)
+
     def guard_members(
         self, scope: dict[str, Any], wanted: Iterable[str], prefix: str, opens: Callable[[str, Any], bool]
     ) -> None:
@@ -356,8 +368,10 @@ class ReadWalk:
             kinds, owns = tuple([type(value) for value, _ in self._objects]), tuple([own for _, own in self._objects])
             guards.append(Guard("classes", itself(objects, "classes"), (kinds, owns)))
         if id(vars(abc)) in self.names.scopes:  # an abstract class was asked: C code keeps what is registered with it
-            read = abc.get_cache_token
-            guards.append(Guard("value", Source("call", read, None, "registered with abstract classes"), read()))
+            token = abc.get_cache_token
+            guards.append(Guard("value", Source("call", token, None, "registered with abstract classes"), token()))
+            if same := same_abstract_classes(self.classes, {*self.classes, *self._classes_met}):
+                guards.append(Guard("value", Source("call", same, None, "what abstract classes remember"), True))
         asked = itertools.chain(
             asked_of_torch(self.names.of_packages(self.names.by_package) | self.builtins),
             asked_of_packages(self.names, self._classes_met, self._getters.values(), self.packages),

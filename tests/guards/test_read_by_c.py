@@ -15,6 +15,15 @@ from tests.guards.kinds import HEAD
 from tests.support.device import DEVICE
 
 TWO = "A, B = types.SimpleNamespace(v=1.0, w=[1.0]), types.SimpleNamespace(v=1.0, w=[1.0])\n"
+FORGETFUL = """
+class Kind(abc.ABC):
+    answer = True
+    @classmethod
+    def __subclasshook__(cls, other): return cls.answer
+A = Box()
+isinstance(A, Kind)
+Kind.answer = False
+"""
 CASES = {
     "equal": (TWO, "1 if A == B else 2", "A.v = 2.0"),
     "equal by a function in C": (TWO, "1 if operator.eq(A, B) else 2", "B.v = 2.0"),
@@ -53,6 +62,11 @@ CASES = {
     ),
     "defaults": ("def other(v=1.0): pass", "other.__defaults__[0]", "other.__defaults__ = (2.0,)"),
     "notes of an error": ("E = ValueError()", "len(getattr(E, '__notes__', ()))", "E.add_note('one')"),
+    "forgotten by an abstract class": (
+        FORGETFUL,
+        "1 if isinstance(A, Kind) else 2",
+        "Kind._abc_caches_clear()",
+    ),
     "a queue": ("import queue\nQ = queue.SimpleQueue()\nQ.put(1)", "Q.qsize()", "Q.put(2)"),
 }
 
