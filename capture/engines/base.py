@@ -205,6 +205,8 @@ def found(recorded: str, result: Any) -> Found:
     """What an operator returned at a break, when this was ``recorded``."""
     if recorded.startswith(RETURNED):
         return Found(recorded, value=result)
+    if type(result) in (bool, int, float):
+        return Found(repr(result))
     return Found(read_text(result), tensors_out(result))
 
 
@@ -290,10 +292,14 @@ class SegmentedRecording(Recording, Protocol):
         """From now on ``replay`` does all of it, and a call that stops is not put back. Gives the list where each
         replay leaves what the body only hands on, by the number of the read; None where it can only run in segments.
         Where another value is read than the body went on from, it raises ``Parted`` with the number of the read and the
-        value, and nothing has happened that the caller can see."""
+        value, and what it has changed by then that the caller can see is kept."""
 
-    def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
-        """Keep what its segments change before the last break, and the caller can see."""
+    def keep(self, undo: Undo, leaves: Sequence[Any], *, after_one_go: bool = False) -> None:
+        """Keep what its segments change before the last break, and the caller can see. ``after_one_go``: ``replay`` has
+        just raised ``Parted``."""
+
+    def put_back(self) -> None:
+        """Undo what ``replay`` did before it raised ``Parted``, unless ``keep`` was told of that."""
 
     def segment(self, number: int) -> Callable[[Sequence[Any]], None]:
         """The function that runs one segment. The first segment copies inputs in, the last one copies mutated ones

@@ -54,8 +54,12 @@ class KeptMemory:
 
     def keep(self) -> None:
         """Copy what the storages hold now."""
-        for dtype, ours in self._ours.items():
-            copy_all(ours, self._theirs[dtype])
+        for ours, theirs in self.copies():
+            copy_all(ours, theirs)
+
+    def copies(self) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+        """Where to copy what the storages hold, and from where: all of one dtype at once."""
+        return [(ours, self._theirs[dtype]) for dtype, ours in self._ours.items()]
 
     def put_back(self) -> None:
         """Have them hold that again."""
@@ -122,6 +126,11 @@ class Undo:
                     self._contents[address] = storage, storage.clone()
         drawn = {id(generator) for generator, _ in self._states}
         self._states += [(generator, generator.get_state()) for generator in generators if id(generator) not in drawn]
+
+    def take(self, storages: Iterable[torch.UntypedStorage], memory: KeptMemory) -> None:
+        """What these storages held is in ``memory`` already."""
+        self._held.append(storages)
+        self._whole = memory
 
     def keep_only(self, addresses: Set[int]) -> None:
         """Forget the copies of storages at other addresses: they were not written."""

@@ -251,6 +251,9 @@ int copies_read(PyObject *copies, PyObject *const *leaves, Py_ssize_t count, uin
 int is_copies(PyObject *one);
 int add_copies(PyObject *module);
 int add_tape(PyObject *module);
+/* Where the last replay of this tape parted, and nobody took over from there: what it wrote is put back. The exception
+   that is set stays. Nothing for what is no tape. */
+void tape_put_back(PyObject *object);
 int add_mersenne(PyObject *module);
 int add_guarded(PyObject *module);
 

@@ -448,9 +448,11 @@ static PyObject *run(
     result = committed_replay(self, replay, leaves, node, view, tree, at, tensors, addresses, where);
     if (range != NULL)
         range_end(range, &result);
-    if (result == NULL && !is_launch(replay))
+    if (result == NULL && !is_launch(replay)) {
         result = after_error(self, node, tree, values, leaves);
-    else if (result != NULL && self->attach != Py_None) {
+        if (result == NULL)
+            tape_put_back(replay);
+    } else if (result != NULL && self->attach != Py_None) {
         leaves = leaves == NULL ? list_of(tensors, self->tensors) : leaves;
         PyObject *args[] = {result, leaves, node};
         PyObject *attached = leaves == NULL ? NULL : PyObject_Vectorcall(self->attach, args, 3, NULL);

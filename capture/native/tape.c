@@ -50,6 +50,8 @@ typedef struct {
     Py_ssize_t count, locals, most; /* ``most``: arguments of one step */
     Py_ssize_t acts;    /* steps before the first that does what its caller may see: writes, or draws */
     Py_ssize_t back;    /* the last steps, which bring to the caller's tensors what was written to copies of them */
+    Py_ssize_t undo;    /* steps after those, which put back what others wrote before a step that may be ``parted`` */
+    int parted;         /* a step gave another result than was expected, and nobody took over since */
     Py_ssize_t stopped; /* the step that raised in the last replay, or -1 */
     PyObject *left;     /* what that one left beside its registers: locals, and tensors for owned ones; or NULL */
     Step *steps;
@@ -202,7 +204,8 @@ static int bring_back(const Tape *self, const Run *run, int failed)
     commit_begin(&commit);
     commit.ran = 1;
     int ended = 1;
-    for (Py_ssize_t i = self->count - self->back; ended && i < self->count; i++)
+    Py_ssize_t end = self->count - self->undo;
+    for (Py_ssize_t i = end - self->back; ended && i < end; i++)
         do
             ended = run_step(&self->steps[i], run) == 0;
         while (!ended && commit_puts_off(&commit));
@@ -263,8 +266,9 @@ static int run_steps(Tape *self, PyObject *leaves)
     }
     Run run = {self->registers, leaves, room, room + self->locals + 1};
     int failed = 0, parted = 0;
-    Py_ssize_t i = 0, end = self->count - self->back;
+    Py_ssize_t i = 0, end = self->count - self->undo - self->back;
     self->stopped = -1;
+    self->parted = 0;
     Py_CLEAR(self->left);
     for (; !failed && i < end; i++) {
         failed = run_step(&self->steps[i], &run) < 0;
@@ -280,6 +284,7 @@ static int run_steps(Tape *self, PyObject *leaves)
         leave(self, room);
     if (!failed || parted)
         failed = leave_given(self, room, parted) < 0 || failed;
+    self->parted = parted;
     for (Py_ssize_t i = 0; i < self->locals; i++)
         Py_XDECREF(room[i]);
     PyMem_Free(room);
@@ -319,6 +324,28 @@ static int set_grad(const Tape *self, PyObject *mode)
     PyObject *done = PyObject_CallOneArg(self->grad, mode);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
+}
+
+void tape_put_back(PyObject *object)
+{
+    Tape *self = (Tape *)object;
+    if (Py_TYPE(object) != &TapeType || !self->parted)
+        return;
+    PyObject **room = PyMem_Calloc(self->locals + self->most + 1, sizeof(PyObject *)), *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    Run run = {self->registers, Py_None, room, room == NULL ? NULL : room + self->locals + 1};
+    for (Py_ssize_t i = self->count - self->undo; room != NULL && i < self->count; i++)
+        if (run_step(&self->steps[i], &run) < 0)
+            PyErr_WriteUnraisable(object);
+    self->parted = 0;
+    PyMem_Free(room);
+    PyErr_Restore(type, value, traceback);
+}
+
+static PyObject *put_back(PyObject *object, PyObject *Py_UNUSED(nothing))
+{
+    tape_put_back(object);
+    Py_RETURN_NONE;
 }
 
 static PyObject *tape_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
@@ -559,14 +586,14 @@ static int read_given(Tape *self, PyObject *given)
 
 static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"registers", "steps", "grad", "owned", "given", "acts", "back", NULL};
+    static char *names[] = {"registers", "steps", "grad", "owned", "given", "acts", "back", "undo", NULL};
     PyObject *registers, *steps, *grad = Py_None, *owned = NULL, *given = NULL;
-    Py_ssize_t acts = 0, back = 0;
+    Py_ssize_t acts = 0, back = 0, undo = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!O!|OO!O!nn", names, &PyList_Type, &registers, &PyTuple_Type, &steps, &grad, &PyTuple_Type,
-            &owned, &PyTuple_Type, &given, &acts, &back))
+            args, kwargs, "O!O!|OO!O!nnn", names, &PyList_Type, &registers, &PyTuple_Type, &steps, &grad, &PyTuple_Type,
+            &owned, &PyTuple_Type, &given, &acts, &back, &undo))
         return NULL;
-    if (acts < 0 || back < 0 || back > PyTuple_GET_SIZE(steps)) {
+    if (acts < 0 || back < 0 || undo < 0 || back + undo > PyTuple_GET_SIZE(steps)) {
         PyErr_SetString(PyExc_ValueError, "no such step");
         return NULL;
     }
@@ -576,6 +603,7 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->vectorcall = tape_call;
     self->acts = acts;
     self->back = back;
+    self->undo = undo;
     self->stopped = -1;
     self->registers = Py_NewRef(registers);
     self->grad = Py_NewRef(grad);
@@ -608,8 +636,14 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static PyMemberDef members[] = {
     {"stopped", T_PYSSIZET, offsetof(Tape, stopped), 0, "The step that raised in the last replay, or -1."},
+    {"parted", T_INT, offsetof(Tape, parted), 0, "A step gave another result, and nobody took over from there since."},
     {"left", T_OBJECT, offsetof(Tape, left), 0, "What that replay left beside its registers, or None."},
     {NULL, 0, 0, 0, NULL},
+};
+
+static PyMethodDef methods[] = {
+    {"put_back", put_back, METH_NOARGS, "Undo the last replay if it parted, and nobody took over from there since."},
+    {NULL, NULL, 0, NULL},
 };
 
 static PyTypeObject TapeType = {
@@ -625,6 +659,7 @@ static PyTypeObject TapeType = {
     .tp_traverse = tape_traverse,
     .tp_clear = tape_clear,
     .tp_members = members,
+    .tp_methods = methods,
 };
 
 int add_tape(PyObject *module)

@@ -182,7 +182,7 @@ class _Walk(Commit):
             self.stopped = Followed(raises=True)
             return
         recording = _recording(node)
-        recording.keep(self.undo, leaves)
+        recording.keep(self.undo, leaves, after_one_go=self.begun_at is not None)
         number, meeting = self._walk_by_program(node, recording) if self.begun_at is None else self._after_one_go(node)
         while number < len(node.reads):
             if meeting is None:
@@ -216,15 +216,14 @@ class _Walk(Commit):
             number, meeting = number + 1, None
         if self.stopped is not None:
             return
-        self.stopped = Followed(ran=self.islands, raises=True)
         if not self._computes():
+            self.stopped = Followed(ran=self.islands, raises=True)
             return
-        self.stopped = None
         self.is_last = True
         native.committed(recording.segment(number), (leaves,), bool)
 
     def _after_one_go(self, node: Node) -> tuple[int, Found]:
-        """Go on where a replay in one go read another value, before which it has left nothing."""
+        """Go on where a replay in one go read another value."""
         assert self.begun_at is not None
         assert node.outputs is not None
         (number, value), in_line = self.begun_at, node.outputs.in_line
@@ -463,6 +462,12 @@ def replay(
     walk.resumes, walk.keeps, walk.beside, walk.begun_at = resumes, kept is not None, kept or (), begun_at
     result: Followed = walk.run(walk.walk, (), run)
     return result
+
+
+def put_back(node: Node) -> None:
+    """Undo a replay in one go that read another value, if nobody went on from there."""
+    if node.recording is not None:
+        _recording(node).put_back()
 
 
 def _lacks_numbers(node: Node) -> bool:

@@ -633,10 +633,10 @@ class _GoesOn:
         captured, entry, run_now = self.captured, self.entry, BodyRun()
         is_due = node.given is not None and node.given.count.is_due
         if tree.lingering or is_due or captured.annotation.verify != "off":
-            return self.ready(entry, values, leaves)
+            return self._begun_anew(node, values, leaves)
         measured = entry.payoff if is_measured(captured, entry) else None
         if measured is not None and measured.wants_body:
-            return self.ready(entry, values, leaves)
+            return self._begun_anew(node, values, leaves)
         clock = payoff.clock_of(entry)
         begun = 0.0 if measured is None else clock()
         try:
@@ -644,7 +644,7 @@ class _GoesOn:
         except Exception as error:
             if run_now.replayed or run_now.error is error or is_interrupt(error):
                 raise
-            return self.ready(entry, values, leaves)  # nothing has happened yet
+            return self._begun_anew(node, values, leaves)  # nothing has happened yet
         if stopped.node is None:
             begin = lambda: _came_to(captured, entry, node, stopped, values, leaves, tree)  # noqa: E731
             return guarded(captured, values, _ready, entry, leaves, begin)
@@ -654,6 +654,11 @@ class _GoesOn:
         if measured is not None:
             measured.note_replay(clock() - begun)
         return finish(stopped.result, leaves)
+
+    def _begun_anew(self, node: Node, values: Values, leaves: list[Leaf]) -> Any:
+        """Have the general way take a call, of which nothing is left that a replay of this recording did."""
+        branches.put_back(node)
+        return self.ready(self.entry, values, leaves)
 
     def tell(self, errors: list[BaseException]) -> None:
         """Report exceptions that came in the middle of a replay, which was completed all the same."""

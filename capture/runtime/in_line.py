@@ -4,8 +4,7 @@ To go segment by segment is for bodies that go another way after a value: what w
 Where the body hands on what it reads, and does nothing else with it, nothing follows from the values, so that the
 engine may read them on its way, and the rest of the library sees a recording without breaks, some of whose results are
 numbers. Where the body goes on from a value, mostly it is the one that was recorded: the fast path runs such a
-recording in one go, too, as long as nothing that the caller can see is written before the last such read. If the value
-is another one after all, ``branches`` goes on from there.
+recording in one go, too. If the value is another one after all, ``branches`` goes on from there.
 """
 
 from __future__ import annotations

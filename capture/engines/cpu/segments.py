@@ -17,7 +17,7 @@ from attrs import define, evolve
 from typing_extensions import override
 
 from capture.core.interrupts import is_interrupt
-from capture.engines.base import Block, BoundInput, Found, Geometry, IslandCall, OwnedOutput, found, views_of
+from capture.engines.base import Block, BoundInput, Found, Geometry, IslandCall, Move, OwnedOutput, found, views_of
 from capture.engines.copy_out import OutputCopies
 from capture.engines.cpu.answers import Answers
 from capture.engines.cpu.tape import Leaf, Register, Stop, Tape, TapeMemory, TapeStep, registers_in
@@ -27,7 +27,7 @@ from capture.native import native
 from capture.observe.islands import Before, Place
 from capture.observe.operator_schema import read_text
 from capture.observe.returned_value import RETURNED
-from capture.torch_private.capabilities import generator_id
+from capture.torch_private.capabilities import copy_all, generator_id
 
 Key = tuple[Any, ...]
 _READERS: Mapping[str, Callable[[torch.Tensor], Any]] = {"aten._local_scalar_dense.default": torch.Tensor.item}
@@ -83,6 +83,8 @@ class SegmentedTape(Tape):
         """By number of a break, values that have to come again in a replay that runs in one go."""
         self._through: Any = None
         """The tape of such a replay, which goes on as far as they do."""
+        self._keeps_first, self._num_keeps = False, 0
+        """That tape begins with copies of what is written before a value that has to come again, by so many steps."""
         self._is_back = False
         """The stopped replay was one tape, which brought back what it had written to copies."""
         self._copies: tuple[list[TapeStep], list[TapeStep], Mapping[int, int] | None] = [], [], None
@@ -172,10 +174,34 @@ class SegmentedTape(Tape):
         """The replay as one tape, which ends where it reads another value: the segments go on from there."""
         acting = next(number for number, step in enumerate(self._steps) if step.acts)  # a break does
         acts = len(self._views) + len(self.copies_in) + acting
-        steps, back = (*self._views, *self._calls), len(self.copies_out)
-        self._through = native.Tape(self.registers, steps, self._grad, owned, given, acts=acts, back=back)
+        keeps, undo = self._copies_to_keep() if self._keeps_first else ((), ())
+        steps, back = (*keeps, *self._views, *self._calls, *undo), len(self.copies_out)
+        acts, self._num_keeps = acts + len(keeps), len(keeps)
+        self._through = native.Tape(
+            self.registers, steps, self._grad, owned, given, acts=acts, back=back, undo=len(undo)
+        )  # fmt: skip
         replay: Callable[[Sequence[Any]], None] = self._through
         return replay
+
+    def _copies_to_keep(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Steps that keep what the segments before the last break change, and others that put it back."""
+        self._kept = kept_memory(self.arena, self._written.storages(), self._kept)
+        copies = [] if self._kept is None else self._kept.copies()
+        return tuple([_copying(ours, theirs) for ours, theirs in copies]), tuple(
+            [_copying(theirs, ours) for ours, theirs in copies]
+        )
+
+    def put_back(self) -> None:
+        """See ``SegmentedRecording``."""
+        if self._through is not None:
+            self._through.put_back()
+
+    @override
+    def rebind(self, moves: Sequence[Move]) -> bool:
+        is_done = super().rebind(moves)
+        if self._keeps_first:  # from where it is now
+            self.replay = self._make_replay()
+        return is_done
 
     def read_in_line(self) -> list[Any] | None:
         """See ``SegmentedRecording``. One tape reads in the middle, as no code of Python has to run there."""
@@ -188,8 +214,9 @@ class SegmentedTape(Tape):
             type(value) in _NUMBERS and read_text(value) == self.reads[number] for number, value in expected.items()
         )
         changed = self._written_at[max(expected)] if expected else _Written()
-        if not is_known or changed.roots or changed.generators:
+        if not is_known or changed.generators:
             return None
+        self._keeps_first = bool(changed.roots)
         self._read_numbers = tuple([-1 - number for number in numbers])
         self.read_values, self._expected = [None] * len(self._breaks), expected
         if expected:
@@ -213,8 +240,12 @@ class SegmentedTape(Tape):
 
     # ------------------------------------------------------------------------------------------------------- replaying
 
-    def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
+    def keep(self, undo: Undo, leaves: Sequence[Any], *, after_one_go: bool = False) -> None:
         """See ``SegmentedRecording``."""
+        if after_one_go and self._keeps_first and self._kept is not None:
+            undo.take(self._written.storages(), self._kept)
+            self._through.parted = False  # last: until then the tape undoes it
+            return
         if not self._written.roots and not self._written.generators:
             return
         storages = self._written.storages()
@@ -266,7 +297,7 @@ class SegmentedTape(Tape):
         if self._met is not None:
             self._stopped, self._met = (self._begins[self._met + 1] - 1 + len(self._views), (), ()), None
             return True
-        if self._through is not None and self._look_at(self._through, 0):
+        if self._through is not None and self._look_at(self._through, -self._num_keeps):
             self._is_back = True
             return True
         self._is_back, views = False, len(self._views)  # they are steps of the last segment
@@ -403,7 +434,11 @@ class SegmentedTape(Tape):
         self._segments, self._breaks, self._meetings, self._written = [_in_segments], [], [], _Written()
         self._begins, self._returned, self._kept, self._written_at = [], {}, None, []
         self._islands, self._places, self._given_to, self._builders = {}, {}, {}, {}
-        self._copies, self._through = ([], [], None), None
+        self._copies, self._through, self._keeps_first = ([], [], None), None, False
+
+
+def _copying(into: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    return copy_all, (("constant", into), ("constant", of)), (), (), True
 
 
 def _both(one: Callable[[], None], other: Callable[[], None]) -> None:

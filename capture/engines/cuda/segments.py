@@ -72,14 +72,18 @@ class SegmentedGraphs(CudaRecording):
         """See ``SegmentedRecording``."""
         return tuple([(block.address, block.nbytes) for block in self._written.blocks])
 
-    def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
+    def keep(self, undo: Undo, leaves: Sequence[Any], *, after_one_go: bool = False) -> None:
         """See ``SegmentedRecording``."""
+        del after_one_go
         written, pool = self._written, self._pool
         if not (written.blocks or written.generators):
             return
         if self._memory is None:
             self._memory = kept_memory(pool, [pool.storage(block) for block in written.blocks], None)
         keep(undo, pool, written, self._memory, [owner.get(leaves).untyped_storage() for owner in written.owners])
+
+    def put_back(self) -> None:
+        """See ``SegmentedRecording``. No replay raises that."""
 
     def segment(self, number: int) -> Step:
         """See ``SegmentedRecording``."""
