@@ -241,7 +241,7 @@ def _dispatch(captured: Captured, values: Values, now: Here) -> Any:
         measured = entry.payoff if is_measured(captured, entry) else None
         if measured is None or not measured.wants_body:
             goes_on = _GoesOn(captured, entry)
-            on_trial = measured is not None and not entry.has_reads  # else what goes on in Python is timed there
+            on_trial = measured is not None and not entry.walks  # else what goes on in Python is timed there
             standing = values if captured.decisions is None else captured.decisions.standing(values)
             captured.fast_paths.add(captured, standing, leaves, entry, now, goes_on, on_trial=on_trial)
     return _go_on(captured, entry, values, leaves)
@@ -651,7 +651,7 @@ class _GoesOn:
         entry.steadiness.replays += 1
         if stopped.node.given is not None:
             stopped.node.given.count.calls += 1
-        if measured is not None:
+        if measured is not None and not measured.paths:  # else C times it
             measured.note_replay(clock() - begun)
         return finish(stopped.result, leaves)
 

@@ -266,6 +266,12 @@ class Entry:
         return any(self.branches) or (self.facts is not None and bool(self.facts.reads))
 
     @property
+    def walks(self) -> bool:
+        """Whether a recording of it goes segment by segment in each replay."""
+        plans = [node.outputs for node in self.nodes if node.reads]
+        return any(outputs is None or outputs.in_line is None for outputs in plans)
+
+    @property
     def goes_one_way(self) -> bool:
         """Whether nothing follows from what the host reads in the body."""
         return all(go_one_way(reads) for reads, _ in self.known_branches())

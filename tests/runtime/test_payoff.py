@@ -17,6 +17,7 @@ from capture.runtime import lives, payoff
 from capture.runtime.payoff import AFTER, BODIES, ROUNDS, Payoff
 from capture.tree import thread_trees
 from tests.support.device import DEVICE
+from tests.support.observed import bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 DECIDED = AFTER + BODIES + 8
@@ -58,8 +59,9 @@ def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def body(x: Tensor) -> Tensor:
+    """One that replays segment by segment, which Python times."""
     y = torch.tanh(x) * 2
-    return y + 1 if y.sum() > 0 else y - 1
+    return y + 1 if len(torch.nonzero(y > 0)) else y - 1
 
 
 def measured(clock: Clock, monkeypatch: pytest.MonkeyPatch, calls: int) -> tuple[Any, list[Tensor]]:
@@ -145,24 +147,34 @@ def tiny(x: Tensor) -> Tensor:
     return torch.tanh(x) + 1
 
 
+def read(x: Tensor) -> Any:
+    return torch.tanh(x) + 1, x.sum().item()
+
+
+def branch(x: Tensor) -> Tensor:
+    return torch.tanh(x) + 1 if x.sum() >= 0 else x
+
+
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device works on while the host goes on")
 @pytest.mark.parametrize(("seconds", "stays"), [(1e-9, False), (1.0, True)])
+@pytest.mark.parametrize("body", [tiny, read, branch])
 def test_what_the_fast_path_replays_is_measured_too(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, *, stays: bool
+    monkeypatch: pytest.MonkeyPatch, body: Any, seconds: float, *, stays: bool
 ) -> None:
     """Replays are timed by the real clock; bodies are said to take ``seconds``."""
     note = Payoff.note_body
     monkeypatch.setattr(Payoff, "note_body", lambda self, _: note(self, seconds))
     monkeypatch.setattr(payoff, "_LEAST", payoff._AROUND)
-    captured = capture(tiny)
+    captured = capture(body)
     for number in range(DECIDED + 4):
         x = torch.full((3,), float(number))
-        assert torch.equal(captured(x), tiny(x))
+        assert bits(captured(x)) == bits(body(x))
     counters = recordings(captured)
     assert counters.measured_calls == BODIES
     assert bool(counters.sizes) is stays
     assert (counters.replays, counters.eager_calls) == ((AFTER + 10, 0) if stays else (AFTER + 1, 9))
-    assert [finding.code for finding in counters.findings] == ([] if stays else ["CG902"])
+    slow = [finding.code for finding in counters.findings if finding.code != "CG201"]
+    assert slow == ([] if stays else ["CG902"])
 
 
 @pytest.mark.usefixtures("one_round")
