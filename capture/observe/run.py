@@ -49,7 +49,7 @@ from capture.torch_private.dynamo import graphs_compiled, originals_while_compil
 from capture.torch_private.generators import default_generators, host_random_state, restore_host_random
 from capture.torch_private.subclasses import unseen
 from capture.torch_private.surroundings import Surroundings
-from capture.torch_private.threads import others_may_run
+from capture.torch_private.threads import is_autograds_own, others_may_run
 
 _LIBRARY = __name__.partition(".")[0]
 
@@ -172,8 +172,12 @@ def run_island(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 
 def active_watch() -> ObserveMode | None:
-    """The watch that runs now, for a captured function called inside another's body."""
-    return _active[-1] if _active else None
+    """The watch over what this thread runs now, for a captured function called inside another's body. A thread of
+    autograd's runs what the backward pass of a body calls."""
+    if not _active:
+        return None
+    watch = _active[-1]
+    return watch if watch.thread == threading.get_ident() or is_autograds_own() else None
 
 
 @forks.before_fork

@@ -28,8 +28,12 @@ def others_may_run() -> bool:
     running = set(native.current_frames())  # of the frames none is kept: this one's would hold itself, and all that run
     others = [thread for thread in threading.enumerate() if thread is not here and not _is_helper(thread)]
     awake = [thread for thread in others if not isinstance(thread, threading._DummyThread) or thread.ident in running]
-    is_awaited = isinstance(here, threading._DummyThread) and graph_task() != NO_TASK
-    return len(awake) > is_awaited
+    return len(awake) > is_autograds_own()
+
+
+def is_autograds_own() -> bool:
+    """Whether this is a thread of autograd's that runs a backward pass, for which another one waits."""
+    return graph_task() != NO_TASK and isinstance(threading.current_thread(), threading._DummyThread)
 
 
 def _is_helper(thread: threading.Thread) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from capture import (
     explain,
     recordings,
 )
+from capture.observe.run import active_watch
 from tests.support.device import DEVICE, EXECUTES
 from tests.support.observed import bits, codes, line_of, x_of
 from tests.support.observed import fresh as fresh
@@ -360,3 +362,25 @@ def test_a_cycle_that_the_body_made_is_looked_for_among_young_objects(monkeypatc
         gc.enable()
     assert looked == [1]
     assert not recordings(captured).findings
+
+
+def test_a_watch_is_of_its_own_thread() -> None:
+    """What other threads do meanwhile is no part of the body."""
+    begun, seen, go_on = threading.Event(), list[Any](), threading.Event()
+
+    def body(x: Tensor) -> Tensor:
+        begun.set()
+        assert go_on.wait(20)
+        return x + (active_watch() is None)
+
+    def look() -> None:
+        assert begun.wait(20)
+        seen.append(active_watch())
+        go_on.set()
+
+    other = threading.Thread(target=look)
+    other.start()
+    result = capture(body, silence=["CG202"])(torch.zeros(1, device=DEVICE))
+    other.join()
+    assert seen == [None]
+    assert result.item() == 0

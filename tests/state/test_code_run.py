@@ -17,6 +17,7 @@ from capture import capture, recordings
 from capture.observe import run
 from capture.state.c_calls import is_called_in_foreign_code, is_foreign
 from capture.state.code_run import code_run
+from tests.support.device import EXECUTES
 
 
 def function_of(module: str, text: str, **names: Any) -> Any:
@@ -97,7 +98,8 @@ def test_reading_source_text_for_a_stack_leaves_nothing_behind(monkeypatch: pyte
     for number in range(5):
         linecache.cache.pop(__file__, None)
         assert torch.equal(captured(torch.full((2,), float(number))), torch.full((2,), 2.0 * number))
-    assert recordings(captured).replays == 3, recordings(captured)
+    # a run that only captures does not tell which members of a dict are looked up: one more may be watched
+    assert recordings(captured).replays in ((3,) if EXECUTES else (2, 3)), recordings(captured)
 
 
 def test_functions_in_c_are_those_of_python_and_torch_or_foreign() -> None:
