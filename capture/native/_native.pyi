@@ -44,9 +44,23 @@ _Step = tuple[Any, tuple[_Template, ...], tuple[str, ...], tuple[_Template, ...]
 
 class Tape:
     def __init__(
-        self, registers: list[Any], steps: tuple[_Step, ...], grad: Callable[[bool], object] | None = ...
+        self,
+        registers: list[Any],
+        steps: tuple[_Step, ...],
+        grad: Callable[[bool], object] | None = ...,
+        owned: tuple[Any, ...] = ...,
+        given: tuple[Any, ...] = ...,
+        acts: int = ...,
+        back: int = ...,
+        undo: int = ...,
     ) -> None: ...
+    parted: int
+    stopped: int
+    left: tuple[tuple[Any, ...], tuple[Any, ...]] | None
     def __call__(self, leaves: Sequence[Any], /) -> None: ...
+    def put_back(self) -> None: ...
+
+class Parted(Exception): ...
 
 class Launch:
     def __init__(
@@ -91,6 +105,9 @@ class NodeView:
         collect: Callable[[], None] | None,
         preserving: bool,
     ) -> None: ...
+
+class NodePart:
+    def __init__(self, name: str, none: NodeParts) -> None: ...
 
 class NodeParts:
     view: Any

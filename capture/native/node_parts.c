@@ -5,6 +5,7 @@
    reference of Python's would not do: the collector clears it before it asks the function to end, which needs them. */
 #include "native.h"
 
+#include <string.h>
 #include <structmember.h>
 
 typedef struct PartsRef {
@@ -100,6 +101,81 @@ NodeParts *parts_of(PyObject *node)
     return parts != NULL && is_of(parts, &NodePartsType) ? (NodeParts *)parts : NULL;
 }
 
+/* An attribute of a node that lies in its parts. */
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t at;   /* in the parts */
+    NodeParts *none; /* stands for parts that are gone */
+} NodePart;
+
+static PyObject *part_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"name", "none", NULL};
+    const char *name;
+    PyObject *none;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO!", names, &name, &NodePartsType, &none))
+        return NULL;
+    for (const PyMemberDef *member = parts_members; member->name != NULL; member++)
+        if (strcmp(member->name, name) == 0) {
+            NodePart *self = (NodePart *)type->tp_alloc(type, 0);
+            if (self != NULL) {
+                self->at = member->offset;
+                self->none = (NodeParts *)Py_NewRef(none);
+            }
+            return (PyObject *)self;
+        }
+    return PyErr_Format(PyExc_ValueError, "%s is no part of a node", name);
+}
+
+static void part_free(PyObject *object)
+{
+    Py_DECREF(((NodePart *)object)->none);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyObject *part_get(PyObject *object, PyObject *node, PyObject *type)
+{
+    (void)type;
+    if (node == NULL)
+        return Py_NewRef(object);
+    PyObject *parts = (PyObject *)parts_of(node);
+    if (parts == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_TypeError))
+            return NULL;
+        PyErr_Clear();
+        parts = (PyObject *)((NodePart *)object)->none;
+    }
+    PyObject *found = *(PyObject **)((char *)parts + ((NodePart *)object)->at);
+    return Py_NewRef(found == NULL ? Py_None : found);
+}
+
+static int part_set(PyObject *object, PyObject *node, PyObject *value)
+{
+    PyObject *parts = (PyObject *)parts_of(node);
+    if (parts == NULL || value == NULL) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_AttributeError, "a node's parts are not deleted one by one");
+        return -1;
+    }
+    PyObject **place = (PyObject **)((char *)parts + ((NodePart *)object)->at);
+    Py_INCREF(parts);
+    Py_XSETREF(*place, Py_NewRef(value));
+    Py_DECREF(parts);
+    return 0;
+}
+
+static PyTypeObject NodePartType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "capture.native._native.NodePart",
+    .tp_doc = "An attribute of a node that lies in its parts.",
+    .tp_basicsize = sizeof(NodePart),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = part_new,
+    .tp_dealloc = part_free,
+    .tp_descr_get = part_get,
+    .tp_descr_set = part_set,
+};
+
 static PyMethodDef functions[] = {
     {"reference_to", reference_to, METH_O, "A reference to a node's parts that does not keep them."},
     {NULL, NULL, 0, NULL},
@@ -107,6 +183,9 @@ static PyMethodDef functions[] = {
 
 int add_node_parts(PyObject *module)
 {
+    if (PyType_Ready(&NodePartType) < 0 ||
+        PyModule_AddObjectRef(module, "NodePart", (PyObject *)&NodePartType) < 0)
+        return -1;
     if (PyType_Ready(&NodePartsType) < 0 || PyType_Ready(&PartsRefType) < 0 ||
         PyModule_AddObjectRef(module, "NodeParts", (PyObject *)&NodePartsType) < 0)
         return -1;

@@ -17,7 +17,6 @@ A read that gives another value in call after call, such as a loss for the log, 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
@@ -291,8 +290,7 @@ class _Walk(Commit):
         assert outputs is not None
         if computed is None:
             return True
-        roots = functools.cache(self.captured.call(self.values, self.leaves).named_roots) if self.node.placed else dict
-        if not all(place.is_at(slot.at(roots).holder) for slot, place in self.node.placed):
+        if not all(place.is_at(slot.at(self.roots).holder) for slot, place in self.node.placed):
             return False
         formulas = [which for _, which in outputs.reads if isinstance(which, Formula)]
         left = self.node.formulas.left(formulas, self.slots) if self.slots is not None else None

@@ -40,7 +40,7 @@ from capture.runtime.lives import Lives
 from capture.runtime.payoff import Trial
 from capture.runtime.replacements import Replacements
 from capture.state.amounts import amounts_of, either
-from capture.state.call import Call
+from capture.state.call import Call, named_roots
 from capture.state.optimizers import Optimizers
 from capture.state.unreached import Unreached
 from capture.tree.tree import PoolChoice
@@ -314,6 +314,10 @@ class Captured:
             tuple([part_of(guard(), limit=None) for guard in self.annotation.guards]),
             self.optimizers.part(),
         )
+
+    def named_roots(self, values: tuple[Any, ...]) -> dict[str, Any]:
+        """The roots of a call's sources, by name, for replays: they need nothing else of a bound call."""
+        return named_roots(self.binder, values, self.receiver)
 
     def call(self, values: tuple[Any, ...], leaves: list[Leaf], entry: Entry | None = None) -> Call:
         """The bound call, for everything but replays."""

@@ -44,6 +44,7 @@ class Commit:
         "read_values",
         "result",
         "resumes",
+        "roots_by_name",
         "tree",
         "values",
         "whole",
@@ -57,6 +58,7 @@ class Commit:
         self.whole: list[Any] | None = None
         self.begun: list[Any] = []
         self.result: Any = None
+        self.roots_by_name: dict[str, Any] | None = None
         self.read_values: Mapping[int, Any] = {}  # numbers that the host read and the body hands on
         program = node.program
         follows = program is not None and program.again.follows_draws
@@ -130,6 +132,12 @@ class Commit:
             self.captured.log.counters.replays += 1
         return self.result
 
+    def roots(self) -> dict[str, Any]:
+        """See ``Captured.named_roots``."""
+        if self.roots_by_name is None:
+            self.roots_by_name = self.captured.named_roots(self.values)
+        return self.roots_by_name
+
     def _built(self) -> Any:
         outputs, node = self.node.outputs, self.node
         assert outputs is not None
@@ -140,16 +148,9 @@ class Commit:
         again = self.whole is not None
         if self.whole is None:
             self.whole = [None] * outputs.count
-        made: list[dict[str, Any]] = []
-
-        def roots() -> dict[str, Any]:
-            if not made:  # a call is made only if it is needed, and once
-                made.append(self.captured.call(self.values, self.leaves).named_roots())
-            return made[0]
-
         result = outputs.build(
-            self.tree.pool, self.leaves, node.statics.__getitem__, roots, in_place=self.in_place, values=self.whole,
-            again=again, begun=self.begun, read=self.read_values,
+            self.tree.pool, self.leaves, node.statics.__getitem__, self.roots, in_place=self.in_place,
+            values=self.whole, again=again, begun=self.begun, read=self.read_values,
         )  # fmt: skip
         if node.program is not None:
             result.program, result.is_replay, result.begin_state = node.program, True, self.begin_state

@@ -105,18 +105,11 @@ class Call:
 
     def named_values(self, values: tuple[Any, ...] | None = None) -> dict[str, Any]:
         """Values by path of their parameter; members of ``**kwargs`` under their own names."""
-        named: dict[str, Any] = {}
-        for name, value in zip(self.binder.names, self.values if values is None else values, strict=True):
-            if name == self.binder.keywords:
-                named.update(value)
-            else:
-                named[name] = value
-        return named
+        return _named(self.binder, self.values if values is None else values)
 
     def named_roots(self) -> dict[str, Any]:
         """The roots of this call's sources, by name: the values, and the receiver."""
-        values = self.named_values()
-        return values if self.receiver is None else {**values, "self": self.receiver}  # of a function it is a parameter
+        return named_roots(self.binder, self.values, self.receiver)
 
     def paths(self, values: tuple[Any, ...] | None = None) -> list[tuple[str, Leaf]]:
         """Paths of the dynamic leaves, in the order of ``leaves``. Those of the caller's own arguments are taken at the
@@ -228,3 +221,21 @@ def is_opaque(leaf: object) -> bool:
     """Whether it is neither a plain value nor a tensor, nor an object whose state is watched anyway."""
     watched = (torch.Tensor, torch.Generator, torch.nn.Module, torch.optim.Optimizer, type)
     return type(leaf) not in PLAIN_TYPES and not issubclass(type(leaf), watched) and not callable(leaf)
+
+
+def named_roots(binder: Binder, values: tuple[Any, ...], receiver: Any) -> dict[str, Any]:
+    """The same for a call that has not been made."""
+    named = _named(binder, values)
+    if receiver is not None:
+        named["self"] = receiver  # of a function it is a parameter
+    return named
+
+
+def _named(binder: Binder, values: tuple[Any, ...]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for name, value in zip(binder.names, values, strict=True):
+        if name == binder.keywords:
+            named.update(value)
+        else:
+            named[name] = value
+    return named

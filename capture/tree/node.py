@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from attrs import define, field
@@ -41,19 +41,17 @@ _T = TypeVar("_T")
 
 
 class _Part(Generic[_T]):
-    """An attribute of a node that lies in its parts."""
+    """An attribute of a node that lies in its parts. C looks it up, as a replay does many times."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __new__(cls, name: str) -> Self:
+        made: Self = native.NodePart(name, _NONE)
+        return made
 
-    def __get__(self, node: Node, _: type[Node] | None = None) -> _T:
-        parts = node.parts
-        found: _T = getattr(parts if type(parts) is native.NodeParts else parts() or _NONE, self.name)
-        return found
+    if TYPE_CHECKING:
 
-    def __set__(self, node: Node, value: _T) -> None:
-        parts = node.parts
-        setattr(parts if type(parts) is native.NodeParts else parts(), self.name, value)
+        def __get__(self, node: Node, _: type[Node] | None = None) -> _T: ...
+
+        def __set__(self, node: Node, value: _T) -> None: ...
 
 
 def node_parts(**given: Any) -> NodeParts:
