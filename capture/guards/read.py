@@ -15,6 +15,7 @@ from capture.guards.guard import OK, Guard, Referent
 from capture.key.attributes import MISSING, keeper_of, names_of, slot_of
 from capture.key.code_names import NamedKey, part_of, same_value
 from capture.key.input_places import InputPlace
+from capture.key.module_kinds import kind_of
 from capture.key.pytree import PLAIN_TYPES
 from capture.native import native
 from capture.state.source import Source
@@ -57,7 +58,8 @@ class Place:
             (name, f"{path}.{name}") for name, old, new in self.others()
             if part_of(old) != part_of(new) and not (name in self.counted and type(new) is int)
         ]  # fmt: skip
-        return [full for name, full in others if named.tell_apart(self.keeper, name, full)]
+        are_modules = self.guard.kind == "table"
+        return [full for name, full in others if named.tell_apart(self.keeper, name, full, by_kind=are_modules)]
 
     def namespace(self) -> Any:
         """The dict that keeps the names."""
@@ -139,8 +141,11 @@ class ValuePlace:
 
 
 def _differ(value: Any, now: Any) -> bool:
-    """Whether two plain values differ."""
-    return type(value) in PLAIN_TYPES and type(now) in PLAIN_TYPES and not same_value(now, value)
+    """Whether two plain values differ, or two modules in their kind: those of one kind may have one recording."""
+    if type(value) in PLAIN_TYPES or type(now) in PLAIN_TYPES:
+        return type(value) in PLAIN_TYPES and type(now) in PLAIN_TYPES and not same_value(now, value)
+    are_modules = issubclass(type(value), torch.nn.Module) and issubclass(type(now), torch.nn.Module)
+    return are_modules and value is not now and kind_of(value) != kind_of(now)
 
 
 def _own_dict(keeper: Any) -> Any:

@@ -526,7 +526,7 @@ class ReadWalk:
         namespace = dict_of(value)
         if of_class.is_closed:
             if namespace is not None and of_class.is_module:  # such as the one that ``torch.compile`` returns
-                self._module(namespace, path)
+                self._module(namespace, path, weak_or_none(value))
             for window in windows_in(namespace):
                 self.enter(window, path)
             return
@@ -535,7 +535,7 @@ class ReadWalk:
                 (value, None if namespace is None or _handle_of(namespace.get("forward")) else namespace)
             )
         if namespace is not None:
-            tables = self._module(namespace, path) if of_class.is_module else {}
+            tables = self._module(namespace, path, weak_or_none(value)) if of_class.is_module else {}
             if namespace or of_class.is_users or id(value) in self._changed_in:
                 in_slots = {name for name, _, is_found in of_class.slots if is_found}
                 is_all = of_class.is_whole or self.names.is_computed
@@ -648,7 +648,7 @@ class ReadWalk:
         if is_found and key not in self.changed:
             self.note_object(held, f"{path}.{name}", value, name, is_attribute=True)
 
-    def _module(self, own: dict[str, Any], path: str) -> dict[str, Any]:
+    def _module(self, own: dict[str, Any], path: str, owner: weakref.ref[Any] | None) -> dict[str, Any]:
         """Go into a module: its submodules, and the parameters and buffers that it has. Gives the dicts that keep
         these, which users may replace as a whole."""
         tables = {}
@@ -657,17 +657,20 @@ class ReadWalk:
             if issubclass(type(table), dict):
                 self.seen.add(id(table))
                 if table:
-                    self.guard_table(table, path, is_tensors=name != "_modules")
+                    keeper = None if owner is None else functools.partial(_table_of, owner, name)
+                    self.guard_table(table, path, is_tensors=name != "_modules", keeper=keeper)
                 else:
                     self.empty.append(table)
                 tables[name] = table
         return tables
 
     def guard_table(
-        self, table: dict[Any, Any], path: str, *, is_tensors: bool = False, before: Members | None = None
-    ) -> None:
+        self, table: dict[Any, Any], path: str, *, is_tensors: bool = False, before: Members | None = None,
+        keeper: Callable[[], Any] | None = None,
+    ) -> None:  # fmt: skip
         """All members of a dict, in order. Of a module's tensors, those that its code can name have to be there.
-        ``before``: those that it had, if the body changed them."""
+        ``before``: those that it had, if the body changed them. ``keeper``: gives the dict, if something else keeps
+        it alive."""
         expected: list[tuple[Any, type | None]] = []
         items = list(dict.items(table)) if before is None else list(zip(before.keys, before.before, strict=True))
         items = [
@@ -688,7 +691,7 @@ class ReadWalk:
         values, kinds = tuple([value for value, _ in expected]), tuple([kind for _, kind in expected])
         guard = Guard("table", itself(table, path), (keys, values, kinds))
         if type(table) is dict and not is_tensors and len(keys) <= SMALL:
-            self.add(guard, lambda: table)
+            self.add(guard, keeper or (lambda: table))
         else:
             self.found.guards.append(guard)
         if type(table) is OrderedDict and len(keys) > 1:  # it has an order besides that of the dict
@@ -721,6 +724,10 @@ def _is_whole(kind: type) -> bool:
 
 def _holds_a(source: Source, kind: type) -> bool:
     return type(source.get()) is kind
+
+
+def _table_of(module: weakref.ref[Any], name: str) -> Any:
+    return (dict_of(module()) or {}).get(name)
 
 
 def _maker(value: Any) -> str:

@@ -22,6 +22,7 @@ from capture.key import objects, pytree
 from capture.key.attributes import MISSING as MISSING
 from capture.key.attributes import PROXIES, dict_of, is_descriptor, keeper_of, own_value, plain_class, slot_of
 from capture.key.exact import bits_of
+from capture.key.module_kinds import Kinds
 from capture.key.name_uses import name_uses
 from capture.key.numpy_arrays import FROZEN, content, is_array_type
 from capture.key.packages import module_of, name_of, package_of
@@ -358,9 +359,9 @@ class NamedKey:
             return functools.partial(_read_of, read, receiver_of), self._names[1][part - fixed]
         return None
 
-    def tell_apart(self, keeper: Callable[[], Any], name: str, path: str) -> bool:
+    def tell_apart(self, keeper: Callable[[], Any], name: str, path: str, *, by_kind: bool = False) -> bool:
         """Read one more name from now on: in a dict, or of what an object or class keeps itself. False if it was read
-        before. ``keeper`` gives the dict or object, or None once it is gone."""
+        before. ``keeper`` gives the dict or object, or None once it is gone. ``by_kind``: of a module the kind."""
         kept = keeper()
         if any(keeper_of_name() is kept and name == known_name for keeper_of_name, known_name in self._added):
             return False
@@ -370,6 +371,11 @@ class NamedKey:
             keeper_now = keeper()
             return keeper_now.get(name, MISSING) if type(keeper_now) is dict else own_value(keeper_now, name)
 
+        if by_kind and issubclass(type(read()), torch.nn.Module):
+            kinds = Kinds()
+            self._fixed.append(NamedSource(lambda: kinds.of(read())))
+            self._names[0].append(path)
+            return True
         holder = kept if type(kept) is dict else keeper if isinstance(keeper, weakref.ref) else None
         self._fixed.append(NamedSource(read, holder, name, keeper=keeper))
         self._names[0].append(path)
