@@ -345,7 +345,7 @@ def _stand_in(part: tuple[Any, ...]) -> str | None:
 def _identity_text(token: int, kind: type = object) -> str:
     """A text for an object that is compared by identity: its type, and more for functions and modules."""
     identified = next((reference() for reference, number in list(signature._tokens.values()) if number == token), None)
-    if identified is None or not issubclass(type(identified), kind):
+    if identified is None or all(one is not kind for one in type(identified).__mro__):
         return _name(kind)  # the object is gone, or the number is an ``id``
     if issubclass(type(identified), torch.nn.Module):
         members = [f"{path}: {_name(type(member))}" for path, member in identified.named_modules()]

@@ -145,7 +145,7 @@ def _new_members(source: Source, container: Any, before: tuple[Any, ...], now: t
         and all(type(key) is str for key in more)
     ):
         sources = [Source("item", container, key, f"{source.path}.{key}", source) for key in more]
-        return [Change(one, MISSING, container[one.name]) for one in sources]
+        return [Change(one, MISSING, one.get()) for one in sources]
     return [Change(source, f"{count} members", f"{len(now)} members", container=True)]
 
 

@@ -63,7 +63,7 @@ class Source:
             if self.kind == "slot":
                 return in_slot(self.name, self._kept())
             if self.kind == "weak":
-                return self.holder().__dict__.get(self.name, MISSING)
+                return names_of(self.holder()).get(self.name, MISSING)
             if self.kind == "context":
                 return self.holder.get(MISSING) if self.name is None else self.holder.get(self.name, MISSING)
             if self.kind == "attribute":

@@ -233,9 +233,9 @@ def _methods_in(namespaces: Iterable[Namespace]) -> Iterator[types.FunctionType]
 
 def _named_classes(ran: CodeRun) -> list[type]:
     """Users' classes that code names in its globals."""
-    found = {
+    found: dict[int, Any] = {
         id(value): value for code, scopes in ran.codes.items() for name in globals_in(code) for scope in scopes
-        if isinstance(value := scope.get(name), type) and is_of_users(value.__module__)
+        if issubclass(type(value := scope.get(name)), type) and is_of_users(value.__module__)
     }  # fmt: skip
     return list(found.values())
 

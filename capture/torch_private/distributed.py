@@ -82,8 +82,8 @@ def replicas_among(modules: Sequence[torch.nn.Module]) -> list[Any]:
 def sharding_of(module: torch.nn.Module) -> Any:
     """What ``fully_shard`` keeps of a module. None where there is nothing, or torch does not tell: then its settings
     are not part of keys."""
-    find = getattr(module, "_get_fsdp_state", None)
-    return find() if callable(find) else None
+    find = getattr(type(module), "_get_fsdp_state", None)  # not of the object: its ``__getattr__`` would run
+    return find(module) if callable(find) else None
 
 
 def progress_of(state: Any) -> tuple[Any, ...]:
