@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from capture import capture, recordings
+from capture import Severity, capture, recordings
 
 WIDTH, WORDS = 32, 50
 Answer = tuple[Any, Any, float]
@@ -141,7 +141,8 @@ def _not_replayed(f: Any, call: Callable[[], Any]) -> str:
     if after.replays > before.replays:
         return ""
     event = after.events[-1]
-    return f"{after.function}: {event.kind}: {event.detail:.80}"
+    why = [f"{finding.code} {finding.what:.120}" for finding in after.findings if finding.severity >= Severity.EAGER]
+    return "; ".join([f"{after.function}: {event.kind}: {event.detail:.80}", *why[-1:] * (event.kind == "eager")])
 
 
 class Service:
