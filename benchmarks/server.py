@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 import warnings
+from array import array
 from collections import Counter, deque
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from benchmarks.services import Service, disarm, services
 from capture import config
 
 SIZES, TAIL, HOT = 300, 1.6, 2
+SAMPLED = 20_000  # latencies of a minute
 KEPT = 60  # answers that a thread keeps at most
 FILLED, CALLS = 5, 8  # sizes that each thread asks of each service first, as many as it may record; calls of each
 PAGE = 4096
@@ -67,6 +69,25 @@ def same(ours: Any, eager: Any) -> bool:
     return type(ours) is type(eager) and ours == eager
 
 
+class Sample:
+    """A sample of values, of a size that does not grow: what the run itself keeps would be told as growth."""
+
+    def __init__(self) -> None:
+        self.values, self.count, self._random = array("d", bytes(8 * SAMPLED)), 0, random.Random(0)
+
+    def add(self, value: float) -> None:
+        """Each value has the same chance to be in the sample."""
+        at = self.count if self.count < SAMPLED else self._random.randrange(self.count + 1)
+        if at < SAMPLED:
+            self.values[at] = value
+        self.count += 1
+
+    def percentile(self, part: float) -> float:
+        """A percentile of the sample; 0 if there is none."""
+        ordered = sorted(self.values[: min(self.count, SAMPLED)])
+        return ordered[min(int(len(ordered) * part), len(ordered) - 1)] if ordered else 0.0
+
+
 class Run:
     """One run of the server."""
 
@@ -83,7 +104,7 @@ class Run:
         self.seconds, self.threads, self.device, self.eager = seconds, threads, device, eager
         self.services = services(device, eager=eager)
         self.counts, self.lock = Counts(), threading.Lock()
-        self.latencies: list[list[float]] = [[] for _ in range(11)]
+        self.latencies = [Sample() for _ in range(11)]
         self.sizes: list[list[int]] = [[] for _ in range(11)]
         self.objects = [0] * 10
         self.parts: list[dict[str, int]] = []
@@ -166,7 +187,8 @@ class Run:
         ours, eager, took = service.answer(drawn, size, self.arm if times_out else _nothing)
         disarm()
         self.note("requests")
-        self.latencies[self.minute()].append(took)
+        with self.lock:
+            self.latencies[self.minute()].add(took)
         if isinstance(eager, str):
             self.note("failed")
         if not same(ours, eager):
@@ -220,7 +242,7 @@ class Run:
         outcome = asdict(self.counts)
         ratio = self.counts.replayed / max(self.counts.probes, 1)
         third, last = (sum(self.sizes[at]) / max(len(self.sizes[at]), 1) for at in (2, 9))
-        second, tenth = (percentile(self.latencies[at], 0.99) for at in (1, 9))
+        second, tenth = (self.latencies[at].percentile(0.99) for at in (1, 9))
         outcome |= {
             "device": str(self.device), "torch": torch.__version__, "seconds": self.seconds, "threads": self.threads,
             "seconds_to_fill": round(self.begin - self.called, 1),
@@ -228,7 +250,7 @@ class Run:
             "p99_second_ms": round(second * 1e3, 3), "p99_last_ms": round(tenth * 1e3, 3),
             "objects": self.objects, "parts": self.parts,
             "resident": [int(sum(nbytes) / len(nbytes)) for nbytes in self.sizes if nbytes],
-            "p99_ms": [round(percentile(latencies, 0.99) * 1e3, 3) for latencies in self.latencies if latencies],
+            "p99_ms": [round(sample.percentile(0.99) * 1e3, 3) for sample in self.latencies if sample.count],
         }  # fmt: skip
         if self.device.type == "cuda":
             outcome["device_bytes"] = torch.cuda.max_memory_reserved()
@@ -267,12 +289,6 @@ def parts_of_memory() -> dict[str, int]:
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     found = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}
     return {"anonymous": found["RssAnon"], "files": found["RssFile"], "modules": len(sys.modules)}
-
-
-def percentile(values: list[float], part: float) -> float:
-    """A percentile of these values; 0 if there are none."""
-    ordered = sorted(values)
-    return ordered[min(int(len(ordered) * part), len(ordered) - 1)] if ordered else 0.0
 
 
 def main() -> int:
