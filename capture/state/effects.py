@@ -254,6 +254,8 @@ def only_added_to(before: Snapshot, ran: CodeRun) -> tuple[list[Source], list[An
         name, named = _name_of(source), uses.counted if kind is int else uses.grown
         if name not in (keys if source.kind == "item" else named):
             continue
+        if kind is not int and getattr(value, "maxlen", None) == len(value):
+            continue  # one that is full may have got what it dropped, so that nothing shows
         if kind is not int:
             containers[id(value)] = value
         elif is_only_counted(before, source, uses):
@@ -322,10 +324,10 @@ def _members(before: Snapshot, change: Change, uses: UsesOfNames) -> Members | N
 
 
 def _added(container: Any, old: Sequence[Any]) -> list[Any]:
-    """The members that were added at its end, if nothing else happened. For a deque that drops members at its begin
-    this is decided by the members that are left."""
-    now, count = list(members_of(container)[1]), len(old)
-    if getattr(container, "maxlen", None) is None:
+    """The members that were added at its end, if nothing else happened. For a deque that may have dropped members at
+    its begin this is decided by the members that are left."""
+    now, count, most = list(members_of(container)[1]), len(old), getattr(container, "maxlen", None)
+    if most is None or len(now) < most:
         same = len(now) > count and all(a is b for a, b in zip(now, old, strict=False))
         return now[count:] if same else []
     old_ids = {id(member) for member in old}

@@ -118,3 +118,25 @@ def test_in_calls_that_append(make: Callable[[], tuple[Body, Callable[[], object
                 for _, change in bodies:
                     change()
             assert torch.equal(functions[0](x), functions[1](x))
+
+
+@pytest.mark.parametrize("begin", [[], [2], [2, 2, 2]], ids=["empty", "begun", "full of the same"])
+def test_a_deque_that_drops_what_is_old(begin: list[int]) -> None:
+    """What is appended is a plain number, which one that is full may drop as well: it looks as it did."""
+    recent = [deque[int](begin, maxlen=3) for _ in range(2)]
+
+    def append_to(queue: deque[int]) -> Body:
+        def body(x: Tensor) -> Tensor:
+            queue.append(2)
+            return x * 2
+
+        return body
+
+    eager, captured = append_to(recent[0]), capture(append_to(recent[1]))
+    for call in range(24):
+        for queue in recent if call % 8 == 7 else ():
+            queue.append(9)
+        eager(torch.ones(3))
+        captured(torch.ones(3))
+        assert recent[1] == recent[0], call
+    assert recordings(captured).replays >= 12
