@@ -74,6 +74,8 @@ class Source:
                     return MISSING
                 if slot_of(type(self.holder), self.name) is not None:  # not set; ``__getattr__`` would run
                     return MISSING
+                if issubclass(type(self.holder), torch.Tensor):  # a watch may have put something around ``grad``
+                    return getattr(self.holder, self.name)
                 return value_in_c(self.holder, self.name)
             return item_of(self.holder, self.name)
         except (AttributeError, KeyError, IndexError, ValueError):
