@@ -15,7 +15,7 @@ from typing import Any
 from attrs import frozen
 
 from capture.key.code_names import MISSING
-from capture.key.packages import is_library, module_of, package_of
+from capture.key.packages import is_library, package_of
 from capture.state.source import Source, SourceKind
 from capture.torch_private.dynamo import installed_by_compiler
 
@@ -84,7 +84,7 @@ def is_of_users(module: Any) -> bool:
 
 def users_classes(kind: type) -> list[type]:
     """The class and its bases, as far as users wrote them."""
-    return [one for one in kind.__mro__ if one.__flags__ & _HEAP and is_of_users(module_of(one))]
+    return [one for one in kind.__mro__ if one.__flags__ & _HEAP and is_of_users(one.__module__)]
 
 
 def scope_of(module: Any) -> dict[str, Any] | None:

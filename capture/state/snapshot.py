@@ -34,7 +34,7 @@ from capture.key.code_names import (
 )
 from capture.key.name_uses import name_uses
 from capture.key.objects import SHARDING, closed_package, has_state
-from capture.key.packages import module_of, name_of
+from capture.key.packages import name_of
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_kind import hooks_on, is_leaf, refuses
 from capture.native import native
@@ -384,7 +384,7 @@ def place_key(source: Source) -> tuple[int, Any]:
 
 
 def _is_sharding(kind: type) -> bool:
-    return str(module_of(kind)).startswith(SHARDING) and not issubclass(kind, torch.nn.Module)
+    return str(kind.__module__).startswith(SHARDING) and not issubclass(kind, torch.nn.Module)
 
 
 def is_whole_module(value: Any) -> bool:
@@ -393,7 +393,7 @@ def is_whole_module(value: Any) -> bool:
 
 
 def _members(state: Snapshot, source: Source, value: Any) -> list[Found]:
-    if is_whole_module(value):
+    if issubclass(type(value), torch.nn.Module) and is_whole_module(value):
         return _module_members(state, source, value)
     if is_wrapper(type(value)):
         held = pytree.children(value)
@@ -553,7 +553,7 @@ def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
         names = ("args", "__notes__")
         kept = [Source("attribute", value, name, f"{source.path}.{name}", source) for name in names]
         return [*_attribute_sources(source, value), *kept]
-    if closed_package(module_of(type(value))) and not issubclass(type(value), _OPENED) and not has_state(type(value)):
+    if closed_package(type(value).__module__) and not issubclass(type(value), _OPENED) and not has_state(type(value)):
         own = dict_of(value)
         if own is not None:
             state.closed.append(value)
