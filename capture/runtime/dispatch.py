@@ -622,8 +622,25 @@ class _GoesOn:
         """Run a recording that was found to fit."""
         values = self.captured.own_values(values)
         if node.reads:
-            return self._follow(node, tree, values, leaves)
+            return self._read_through(node, tree, values, leaves)
         return finish(replay(self.captured, node, tree, values, leaves, None), leaves)
+
+    def _read_through(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
+        """Run a recording that reads values in one go, if it can be, and as far as they come again."""
+        captured, entry, outputs = self.captured, self.entry, node.outputs
+        is_plain = outputs is not None and outputs.in_line is not None and captured.annotation.verify == "off"
+        if not is_plain or tree.lingering or entry.payoff.wants_body:
+            return self._follow(node, tree, values, leaves)
+        try:
+            try:
+                result = replay(captured, node, tree, values, leaves, None)
+            except native.Parted as error:
+                return self._follow(node, tree, values, leaves, error.args)
+        except BaseException:
+            branches.put_back(node)
+            raise
+        entry.steadiness.replays += 1
+        return finish(result, leaves)
 
     def _follow(
         self, node: Node, tree: Tree, values: Values, leaves: list[Leaf], begun_at: tuple[int, Any] | None = None

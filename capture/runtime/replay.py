@@ -143,7 +143,7 @@ class Commit:
         assert outputs is not None
         if outputs.single is not None:
             return outputs.build_single()
-        if outputs.in_line is not None and not node.reads:
+        if outputs.in_line is not None and outputs.reads and not self.read_values:
             self.read_values = outputs.in_line.taken()
         again = self.whole is not None
         if self.whole is None:
@@ -168,7 +168,7 @@ def replay(
     assert recording is not None
     commit = Commit(captured, node, tree, values, leaves)
     commit.resumes = resumes
-    if node.computed is not None:
+    if node.computed is not None and (node.outputs is None or node.outputs.in_line is None):
         commit.read_values = computed_by(node, values)
     return commit.run(recording.replay, (leaves,), run)
 

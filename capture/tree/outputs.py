@@ -46,16 +46,25 @@ class ReadInLine:
     values: list[Any]
     """Where each replay leaves them, by the number of the read."""
     kinds: tuple[Callable[[Any], Any] | None, ...]
+    formulas: tuple[Any, ...] = ()
+    """What Python computes of the values that are read, besides."""
 
     def taken(self) -> Mapping[Any, Any]:
         """Those of the last replay."""
         pairs = enumerate(zip(self.values, self.kinds, strict=True))
-        return AsReturned({number: value if kind is None else kind(value) for number, (value, kind) in pairs})
+        found = AsReturned({number: value if kind is None else kind(value) for number, (value, kind) in pairs})
+        if self.formulas:
+            numbers = {("read", number): value for number, value in enumerate(self.values)}
+            found.update((formula, formula.value(numbers)) for formula in self.formulas)
+        return found
 
     def way_of(self, which: Any) -> tuple[int, Callable[[Any], Any] | None]:
         """The number of the read of a value that the body returns, and the function that it goes through."""
         if type(which) is int:
             return which, self.kinds[which]
+        if which in self.formulas:
+            ((_, number),) = which.origins()
+            return number, lambda value: which.value({("read", number): value})
         number, formula = which
         kind, compute = self.kinds[number], functools.partial(computed, formula)
         return number, compute if kind is None else lambda value: compute(kind(value))
@@ -231,6 +240,8 @@ class OutputPlan:
         in the list, and a function that it goes through, or None. None where it runs segment by segment."""
         if not self.reads or self.in_line is None:
             return None if self.reads else ()
+        if any(len(formula.origins()) != 1 for formula in self.in_line.formulas):
+            return None
         return self.in_line.values, tuple([(at, *self.in_line.way_of(which)) for at, which in self.reads])
 
     def is_sole_holder(self, number: int, tensor: torch.Tensor) -> bool:
