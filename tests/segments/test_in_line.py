@@ -119,7 +119,7 @@ def test_what_is_computed_of_numbers(body: Callable[..., Any]) -> None:
             except ZeroDivisionError as error:
                 into.append((str(error), x))
     assert bits(found) == bits(expected)
-    assert recordings(f).replays >= 5
+    assert recordings(f).replays >= 5 - AGAIN
     if body is together:
         assert not any("Walk" in call for call in python_calls(lambda: f(torch.ones(3))))
 
