@@ -156,6 +156,8 @@ class Entry:
     """Two arguments lie on the same memory."""
     moves: dict[str, int] = field(factory=dict)
     """How often static tensors, by path, made the engine record again at another address."""
+    moves_in_vain: dict[str, int] = field(factory=dict)
+    """Of these, how often a recording was dropped that was to copy the tensor in every call, or that no copy helps."""
     ran: CodeRun = field(factory=CodeRun)
     """The Python code that its runs ran."""
     asks_who: frozenset[types.CodeType] = frozenset()

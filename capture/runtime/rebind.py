@@ -260,8 +260,11 @@ def _calibrate(
 def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], refusal: Refusal) -> None:
     """Record again at the new addresses. What cannot be bound in principle is not tried again."""
     bound = {input_.path for input_ in node.bound}
+    in_vain = node.moving | entry.looked_beside()
     for move in moves:
         entry.moves[move.path] = entry.moves.get(move.path, 0) + (MOVES if move.path in bound else 1)
+        if move.path in in_vain:
+            entry.moves_in_vain[move.path] = entry.moves_in_vain.get(move.path, 0) + 1
     if node in entry.nodes:
         entry.nodes.remove(node)
     if node.tree is not None:
@@ -280,15 +283,17 @@ def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], r
 
 def _given_up(captured: Captured, entry: Entry, moves: Sequence[Move]) -> CapturePlan | None:
     """No copy helps against these moves, as kernels that no operator tells of may read the tensor, or the body looks at
-    its storage by numbers: after as many recordings as there may be, the key runs eagerly, by the plan given."""
+    its storage by numbers: after as many recordings as there may be, the key runs eagerly, by the plan given.
+
+    Recordings that were made before it was known that the tensor moves do not count: each thread may have one."""
     most = captured.annotation.max_recordings
-    path = next((move.path for move in moves if entry.moves[move.path] > most), None)
+    path = next((move.path for move in moves if entry.moves_in_vain.get(move.path, 0) > most), None)
     if path is None:
         return None
     beside = path in entry.looked_beside()
     why = "the body counts from where its storage begins" if beside else "kernels that no operator tells of may read it"
     difference = f"{path!r} is at another address in every call, and {why}"
-    limit = LimitReached(num_recordings=entry.moves[path], difference=difference)
+    limit = LimitReached(num_recordings=entry.moves_in_vain[path], difference=difference)
     return compile_plan(captured.annotation, captured.bare_facts(limit=limit))
 
 

@@ -362,7 +362,10 @@ def _node(
         bound=tuple(BoundInput(position=at, path=paths[at], is_written=paths[at] in mutated) for at in bound),
     )  # fmt: skip
     reads = () if recorded.recording is None else recorded.recording.reads
-    return Node(parts=parts, log=captured.log, key=(entry.number, pattern), layout=recorded.layout, reads=reads)
+    return Node(
+        parts=parts, log=captured.log, key=(entry.number, pattern), layout=recorded.layout, reads=reads,
+        moving=moving_paths(entry),
+    )  # fmt: skip
 
 
 def _mutated(facts: Facts) -> set[str]:

@@ -85,7 +85,7 @@ def after_move(
                     forget_module_structure(holder)
         return START_OVER
     if reply.verdict is Verdict.EAGER:
-        entry.plan, entry.may_change = reply.plan, False
+        entry.plan = reply.plan
         enter(captured, entry, "eager")
         return GO_ON
     return reply

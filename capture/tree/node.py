@@ -101,6 +101,9 @@ class Node:
     """Those numbers in the recorded run, by number of the read."""
     placed: tuple[tuple[Any, Any], ...] = ()
     """Places that it writes and whose numbers its formulas read, each with the effect that writes it."""
+    moving: frozenset[str] = frozenset()
+    """Paths of static tensors that moved often before it was recorded: an engine which cannot bind them anew was to
+    copy them."""
     written: tuple[int, ...] = ()
     """Positions of managed inputs that the body writes: their tensors' version counters have to move, too."""
     reads: tuple[str, ...] = ()

@@ -5,8 +5,10 @@ The tape follows by itself; here it is made to ask first, to refuse, to fail and
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -275,3 +277,47 @@ def test_a_tensor_read_through_a_copy_comes_to_lie_on_one_that_is_written(monkey
             assert torch.equal(body(eager, theirs), captured(ours)), number
             assert torch.equal(eager.a, holder.a)
     assert recordings(captured).replays >= 4
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_recordings_of_threads_from_before_a_tensor_moved(engine: Engine, helps: bool) -> None:
+    """Each thread has a recording of its own, which is refused once: no reason to give up. Those that are made after
+    that are to copy what moves often, and only they tell whether that helps."""
+    engine.refusal = Refusal("misaligned", lasting=False)
+    holder, lock, number = Holder(), threading.Lock(), 8
+    captured = capture(lambda x: torch.tanh(x @ holder.a) @ holder.b, silence=["CG901"])
+    turns = [threading.Barrier(number + 1) for _ in range(6)]
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with torch.no_grad(), config.patch(cache=False):
+                for turn in range(3):
+                    expected = torch.tanh(weight(3) @ holder.a) @ holder.b
+                    for _ in range(4):
+                        with lock:
+                            assert torch.equal(captured(weight(3)), expected)
+                    turns[2 * turn].wait(20)
+                    turns[2 * turn + 1].wait(20)
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            failed.append(error)
+            for turn_end in turns:
+                turn_end.abort()
+
+    threads_here = [threading.Thread(target=work) for _ in range(number)]
+    for thread in threads_here:
+        thread.start()
+    kept = []
+    with contextlib.suppress(threading.BrokenBarrierError):
+        for turn in range(3):
+            turns[2 * turn].wait(20)
+            kept.append(holder.a)
+            holder.a = weight(10 + turn)
+            if turn and helps:
+                engine.refusal = None
+            turns[2 * turn + 1].wait(20)
+    for thread in threads_here:
+        thread.join()
+    assert not failed
+    now = recordings(captured)
+    assert (now.eager_calls == 0) == helps, now
