@@ -717,9 +717,10 @@ class ReadWalk:
 
 
 def _is_whole(kind: type) -> bool:
-    """Whether a class in C whose objects have a ``__dict__`` says when two of them are equal."""
+    """Whether a class in C whose objects have a ``__dict__`` says when two of them are equal. A container looks at its
+    members for that."""
     in_c = [one for one in kind.__mro__[:-1] if one.__dictoffset__ and one.__flags__ & (HEAP | IMMUTABLE) != HEAP]
-    return any("__eq__" in vars(one) for one in in_c)
+    return any("__eq__" in vars(one) and not hasattr(one, "__len__") for one in in_c)
 
 
 def _holds_a(source: Source, kind: type) -> bool:
