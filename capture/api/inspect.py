@@ -28,7 +28,7 @@ from capture.guards.guard import text_of
 from capture.guards.recording_guard import make_recording_guard
 from capture.native import native
 from capture.observe import dispatch_mode, run
-from capture.observe.capture_lock import capture_lock
+from capture.observe.capture_lock import locked_in_turn
 from capture.observe.described import DescribedRun
 from capture.observe.facts_builder import describe
 from capture.plan_cache import store
@@ -175,12 +175,15 @@ class _Explain(_ToBeCalled[P]):
         self._called = True
         captured, function = self._captured, self._function
         call = _bound(captured, function, args, kwargs)
-        with capture_lock:
-            watched, described = native.guarded(_watched, (call,), functools.partial(run.undo_stopped, call))
-            described.facts = branches.explained(described.facts)
-            plan = compile_plan(captured.annotation, described.facts)
-            guards = _guards(call, described, watched, plan) if plan.outcome == "record" else ()
-        return Explanation(outcome=plan.outcome, plan=plan, facts=described.facts, guards=guards)
+        return locked_in_turn(_explanation, captured, call)
+
+
+def _explanation(captured: Captured, call: Call) -> Explanation:
+    watched, described = native.guarded(_watched, (call,), functools.partial(run.undo_stopped, call))
+    described.facts = branches.explained(described.facts)
+    plan = compile_plan(captured.annotation, described.facts)
+    guards = _guards(call, described, watched, plan) if plan.outcome == "record" else ()
+    return Explanation(outcome=plan.outcome, plan=plan, facts=described.facts, guards=guards)
 
 
 def _watched(call: Call) -> tuple[run.ObservedRun, DescribedRun]:

@@ -24,7 +24,7 @@ from capture.key import pytree
 from capture.key.tensor_kind import refuses
 from capture.observe import dispatch_mode
 from capture.observe import run as _run
-from capture.observe.capture_lock import capture_lock
+from capture.observe.capture_lock import locked_in_turn
 from capture.observe.gradient_uses import hooks_off
 from capture.observe.probes.host_reads import no_autocast_cache
 from capture.state import diff
@@ -149,8 +149,7 @@ class _Part:
         except TypeError as error:
             raise AnnotationError(f"{_NAME}: the sample arguments of {self.given.source} do not fit: {error}") from None
         call = captured.call(values, leaves_of(values))
-        with capture_lock:
-            watched = self.watched = _run.run_watched(call, dispatch_mode.ObserveMode(undo=True))
+        watched = self.watched = locked_in_turn(_run.run_watched, call, dispatch_mode.ObserveMode(undo=True))
         raised, watched.result, watched.error = watched.error, None, None
         self.put_back()
         if raised is not None:

@@ -178,14 +178,16 @@ static PyObject *guarded(PyObject *module, PyObject *const *args, Py_ssize_t cou
 
 #define SLICE 0.1 /* seconds */
 
-/* The lock is taken. While others have it, ``patience()`` is called from time to time, which may raise. */
+/* Whether the lock is taken, or -1. While others have it, ``patience()`` is called from time to time, which may raise;
+   None waits for nobody. */
 static int take(PyObject *lock, PyObject *patience)
 {
     for (;;) {
-        PyObject *held = PyObject_CallMethod(lock, "acquire", "Od", Py_True, SLICE);
+        PyObject *held = patience == Py_None ? PyObject_CallMethod(lock, "acquire", "O", Py_False)
+                                             : PyObject_CallMethod(lock, "acquire", "Od", Py_True, SLICE);
         int taken = held == NULL ? -1 : PyObject_IsTrue(held);
         Py_XDECREF(held);
-        if (taken != 0)
+        if (taken != 0 || patience == Py_None)
             return taken;
         PyObject *asked = PyObject_CallNoArgs(patience);
         if (asked == NULL)
@@ -194,7 +196,8 @@ static int take(PyObject *lock, PyObject *patience)
     }
 }
 
-/* The function's result, under a lock, which is given back whatever ends the function. */
+/* The function's result, under a lock, which is given back whatever ends the function. NotImplemented where there was
+   no waiting for it. */
 static PyObject *locked(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
@@ -202,8 +205,9 @@ static PyObject *locked(PyObject *module, PyObject *const *args, Py_ssize_t coun
         PyErr_SetString(PyExc_TypeError, "a lock, a function, its arguments, and what is asked while others have the lock");
         return NULL;
     }
-    if (take(args[0], args[3]) < 0)
-        return NULL;
+    int taken = take(args[0], args[3]);
+    if (taken <= 0)
+        return taken < 0 ? NULL : Py_NewRef(Py_NotImplemented);
     PyObject *result = PyObject_Call(args[1], args[2], NULL);
     PyObject *error = result == NULL ? taken_error() : NULL;
     PyObject *done = PyObject_CallMethod(args[0], "release", NULL);
@@ -224,7 +228,8 @@ static PyMethodDef functions[] = {
     {"within", (PyCFunction)(void (*)(void))within, METH_FASTCALL,
      "within(holder, name, value, function, arguments, keywords): the attribute is the value while the function runs."},
     {"locked", (PyCFunction)(void (*)(void))locked, METH_FASTCALL,
-     "locked(lock, function, arguments, patience): the function's result; whatever ends it, the lock is given back."},
+     "locked(lock, function, arguments, patience): the function's result; whatever ends it, the lock is given back. "
+     "patience: called while others have it, and may raise; None: NotImplemented then."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -47,6 +47,22 @@ def locked_in_turn(function: Callable[..., Result], *arguments: Any) -> Result:
     return result
 
 
+def locked_or(otherwise: Callable[[], Result], function: Callable[..., Result], *arguments: Any) -> Result:
+    """As ``locked``; where to wait would be in vain, what ``otherwise`` gives or raises."""
+    begun: list[None] = []
+
+    def run() -> Result:
+        begun.append(None)
+        return function(*arguments)
+
+    try:
+        return locked(run)
+    except BusyError:
+        if begun:
+            raise
+    return otherwise()
+
+
 def _wait_on() -> None:
     """The patience of one who waits for ever."""
 

@@ -18,7 +18,7 @@ from capture.guards.guard import OVERLAPS
 from capture.key.input_places import InputPlace, with_places
 from capture.key.modes import Here
 from capture.key.signature import Leaf, Leaves
-from capture.native import MISS
+from capture.native import MISS, native
 from capture.observe import islands
 from capture.observe.capture_lock import locked
 from capture.observe.returned_value import go_one_way
@@ -70,17 +70,16 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     positions, first_place = found[0][1], len(captured.binder.names) - len(captured.binder.places)
     if max(positions) >= first_place and others_may_run():  # who would see the numbers put there
         return MISS
-    if _lifting._is_owned() or not _lifting.acquire(blocking=False):  # somebody compares entries, and takes some away
-        return MISS
     run = BodyRun()
+    lifting = body_run.during, (run, _lifted, (captured, entry, bound, twins, positions, tree))
     try:
-        lifted = body_run.during(run, _lifted, (captured, entry, bound, twins, positions, tree))
+        lifted = NotImplemented if _lifting._is_owned() else native.locked(_lifting, *lifting, None)
     except Exception as error:
         if run.error is not error:
             raise
         lifted = None  # those of the body itself, to which the call comes now
-    finally:
-        _lifting.release()
+    if lifted is NotImplemented:  # somebody compares entries, and takes some away
+        return MISS
     if lifted is None:
         captured.lifts_left = max(captured.lifts_left - 1, 0)
         if not captured.lifts_left:

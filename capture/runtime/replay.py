@@ -17,7 +17,7 @@ from capture.core.interrupts import is_interrupt
 from capture.key.modes import inlined
 from capture.key.signature import Leaf
 from capture.native import native
-from capture.observe.capture_lock import PATIENCE, capture_lock
+from capture.observe.capture_lock import locked_or
 from capture.observe.run import ObservedRun, run_watched
 from capture.runtime import fault
 from capture.runtime.captured import Captured
@@ -90,15 +90,17 @@ class Commit:
         """An operator raised. Gives the result, if the body goes on."""
         assert self.node.recording is not None
         watch = self.node.recording.answers(error, self.leaves) if self.resumes else None
-        if watch is None or not capture_lock.acquire(timeout=PATIENCE):
+
+        def ended() -> Any:
             self.give_up()
             if run is not None:
                 run.error = error  # as when the body itself raises
             raise error
-        try:
-            return _resumed(self.captured, self.captured.call(self.values, self.leaves), watch, error, run)
-        finally:
-            capture_lock.release()
+
+        if watch is None:
+            return ended()
+        call = self.captured.call(self.values, self.leaves)
+        return locked_or(ended, _resumed, self.captured, call, watch, error, run)
 
     def give_up(self) -> None:
         """End the call here: what its operators did so far stays."""

@@ -11,13 +11,12 @@ in another thread, it comes in by the front door, as any caller of a captured fu
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from attrs import define, evolve, frozen
@@ -42,7 +41,7 @@ from capture.key.signature import Leaf, make_binder
 from capture.native import MISS, native
 from capture.observe import run as run_module
 from capture.observe import shared_casts, source_location
-from capture.observe.capture_lock import PATIENCE, capture_lock
+from capture.observe.capture_lock import locked_or
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import fault
 from capture.runtime.captured import Captured
@@ -61,6 +60,7 @@ from capture.torch_private.threads import others_may_run
 from capture.tree.node import Node
 from capture.tree.thread_trees import Worker, acting_for, thread_state, tree_for, worker
 
+Result = TypeVar("Result")
 _DIFFERENTIATING = ("backward", "vjp")
 """Methods of users' functions that a backward pass runs."""
 _DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -497,19 +497,12 @@ def _run_plainly(
 ) -> Sequence[torch.Tensor | None]:
     """The thread of the forward pass, unless it waits for this, may be capturing the stream of a recorded program."""
     native.tell_uses(tensors)
-    with _no_capture(at_home=at_home):
-        return _computed(program, tensors, grads, buffers)
+    return _without_captures(functools.partial(_computed, program, tensors, grads, buffers), at_home=at_home)
 
 
-@contextlib.contextmanager
-def _no_capture(*, at_home: bool) -> Iterator[None]:
-    """The thread of the forward pass captures nothing in the block."""
-    held = not at_home and capture_lock.acquire(timeout=PATIENCE)
-    try:
-        yield
-    finally:
-        if held:
-            capture_lock.release()
+def _without_captures(function: Callable[[], Result], *, at_home: bool) -> Result:
+    """Call it while the thread of the forward pass captures nothing."""
+    return function() if at_home else locked_or(function, function)
 
 
 def _computed(
@@ -773,9 +766,9 @@ class Frame:
             if not later:
                 return self._region.gradients(self._program, tensors, grads, buffers, at_home=at_home)
             native.tell_uses(tensors)
-            with _no_capture(at_home=at_home):
-                gradients = self._program.gradients_of_both(tensors, grads, later)
-                return _added(self._program, gradients, tensors, grads, buffers)
+            of_both = functools.partial(self._program.gradients_of_both, tensors, grads, later)
+            gradients = _without_captures(of_both, at_home=at_home)
+            return _added(self._program, gradients, tensors, grads, buffers)
 
     def _all(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """What the program takes, in its order."""
@@ -784,11 +777,11 @@ class Frame:
     def of_order(self, tensors: Sequence[Any], orders: Sequence[Any], **asked: bool) -> Sequence[Any]:
         """See ``higher_order.Body.gradients_of_order``."""
         native.tell_uses(tensors)
-        with (
-            acting_for(self._forward_thread) as is_there,
-            _no_capture(at_home=is_there),
-            drawing_from(self.states),
-        ):
+        with acting_for(self._forward_thread) as is_there:
+            return _without_captures(lambda: self._of_order(tensors, orders, **asked), at_home=is_there)
+
+    def _of_order(self, tensors: Sequence[Any], orders: Sequence[Any], **asked: bool) -> Sequence[Any]:
+        with drawing_from(self.states):
             return self._program.gradients_of_order(self._all(tensors), orders, **asked)
 
     def _accumulate(

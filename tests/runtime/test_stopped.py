@@ -4,6 +4,7 @@ it is stopped, and all that follows equals eager. ``make fuzz-faults`` stops cal
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -22,10 +23,11 @@ from capture.core.interrupts import is_interrupt
 from capture.engines.cpu.tape import Tape
 from capture.native import native
 from capture.observe import operator_schema, run
+from capture.observe.capture_lock import capture_lock
 from capture.observe.dispatch_mode import ObserveMode
 from capture.runtime import record
 from capture.tree import thread_trees
-from tests.support.injection import BODIES, ERRORS, Stopped, calls_of, points, points_in, stopped_program
+from tests.support.injection import BODIES, ERRORS, Stopped, Stopping, calls_of, points, points_in, stopped_program
 
 PARTS = len(BODIES)
 COUNT = int(os.environ.get("CAPTURE_FAULTS", "36")) // PARTS
@@ -322,3 +324,50 @@ def test_what_never_ends_well_is_given_up() -> None:
     with pytest.raises(ZeroDivisionError):
         native.guarded(divmod, (1, 0), mend)
     assert 10 < len(count) < 1000
+
+
+_ENDS = {
+    "Commit.run", "Commit.resumed", "Commit.resumed.<locals>.ended", "locked_or", "locked_or.<locals>.run", "locked",
+    "_held", "_Patience.__init__", "_resumed",
+}  # fmt: skip
+"""What follows an operator that raises in a replay."""
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, Stopped])
+def test_stopped_while_an_operator_raises_in_a_replay(error: type[BaseException]) -> None:
+    """Other threads may record after that: the lock of captures is free."""
+    words, table = torch.tensor([1, 2]), torch.arange(20.0).view(5, 4)
+
+    def lookup(at: Tensor) -> Tensor:
+        try:
+            return torch.embedding(table, at) * 2
+        except IndexError:
+            return table * 3
+
+    def may_be_stopped(at: int, *, kind: type[Stopping] = Stopping) -> Stopping:
+        f = capture(lookup)
+        for _ in range(3):
+            f(words)
+        with contextlib.suppress(error), (stopping := kind(at, error, lines=True, by_signal=error is not Stopped)):
+            assert torch.equal(f(torch.tensor([1, 9])), table * 3)
+        assert not capture_lock._is_owned(), stopping.where
+        assert torch.equal(f(words), lookup(words))
+        return stopping
+
+    places: list[int] = []
+
+    class Listing(Stopping):
+        @override
+        def _count(self, frame: FrameType) -> None:
+            super()._count(frame)
+            if frame.f_code.co_qualname in _ENDS:
+                places.append(self.count)
+
+    may_be_stopped(-1, kind=Listing)
+    places.clear()
+    may_be_stopped(-1, kind=Listing)
+    assert places
+    for at in places:
+        may_be_stopped(at)

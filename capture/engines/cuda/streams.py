@@ -19,7 +19,7 @@ from capture.core import forks
 from capture.core.alive import Alive
 from capture.engines.cuda.driver import driver_function
 from capture.native import native
-from capture.observe.capture_lock import PATIENCE, BusyError, capture_lock, locked
+from capture.observe.capture_lock import BusyError, locked, locked_or
 from capture.torch_private.capabilities import unseen
 from capture.torch_private.cuda import is_capturing, raw_stream
 
@@ -183,11 +183,7 @@ def _wait_for_captures() -> None:
 
     @functools.wraps(synchronize)
     def wait(device: Any = None) -> None:
-        held = capture_lock.acquire(timeout=PATIENCE)
-        try:
-            synchronize(device)
-        finally:
-            if held:
-                capture_lock.release()
+        now = functools.partial(synchronize, device)
+        locked_or(now, now)
 
     torch.cuda.synchronize = wait
