@@ -48,15 +48,22 @@ def locked_in_turn(function: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def locked_or(otherwise: Callable[[], Result], function: Callable[..., Result], *arguments: Any) -> Result:
-    """As ``locked``; where to wait would be in vain, what ``otherwise`` gives or raises."""
+    """As ``locked``, but wait for ``PATIENCE`` also where the holder stands still. After that what ``otherwise`` gives or
+    raises."""
     begun: list[None] = []
+    until = time.monotonic() + PATIENCE
 
     def run() -> Result:
         begun.append(None)
         return function(*arguments)
 
+    def ask() -> None:
+        if time.monotonic() > until:
+            raise BusyError("another thread watches or records, and may be waiting for this one")
+
     try:
-        return locked(run)
+        result: Result = native.locked(capture_lock, _held, (run, ()), ask)
+        return result
     except BusyError:
         if begun:
             raise
