@@ -275,7 +275,7 @@ class Recording(Protocol):
     def answers(self, error: BaseException, leaves: Sequence[Any]) -> Any:
         """After ``was_stopped`` in a call on these leaves: a watch under which the body, run with the call's own
         arguments, comes to the operator that raised without running others, is given the error there, and goes on
-        eagerly. None: there is no way."""
+        eagerly. ``again()`` of it gives another one. None: there is no way."""
 
     def release(self) -> None:
         """Drop the graph; its blocks may be reused."""

@@ -48,8 +48,8 @@ def locked_in_turn(function: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def locked_or(otherwise: Callable[[], Result], function: Callable[..., Result], *arguments: Any) -> Result:
-    """As ``locked``, but wait for ``PATIENCE`` also where the holder stands still. After that what ``otherwise`` gives or
-    raises."""
+    """As ``locked``, but wait for ``PATIENCE`` also where the holder stands still. After that: what ``otherwise`` gives
+    or raises."""
     begun: list[None] = []
     until = time.monotonic() + PATIENCE
 

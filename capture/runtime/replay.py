@@ -100,7 +100,7 @@ class Commit:
         if watch is None:
             return ended()
         call = self.captured.call(self.values, self.leaves)
-        return locked_or(ended, _resumed, self.captured, call, watch, error, run)
+        return locked_or(ended, _resumed, self.captured, call, [watch, watch.again()], error, run)
 
     def give_up(self) -> None:
         """End the call here: what its operators did so far stays."""
@@ -183,11 +183,29 @@ def computed_by(node: Node, values: tuple[Any, ...]) -> Mapping[Any, Any]:
     return {formula: formula.value(numbers) for _, formula in node.outputs.reads if hasattr(formula, "value")}
 
 
-def _resumed(captured: Captured, call: Call, watch: Any, error: BaseException, run: BodyRun | None) -> Any:
-    """The body does in Python what it did up to the operator that raised, and what it does then: mostly raise, too."""
-    if run is not None:
-        run.replayed = False  # it is the body's run from here on
-    watched: ObservedRun = inlined(run_watched, call, watch)
+def _resumed(
+    captured: Captured, call: Call, watches: list[Any], error: BaseException, run: BodyRun | None
+) -> Any:  # fmt: skip
+    """The body does in Python what it did up to the operator that raised, and what it does then: mostly raise, too.
+
+    ``watches``: one after another is tried where something goes wrong here before the body begins. It must not run
+    without one: what the replay did would be done twice."""
+    watched: ObservedRun | None = None
+    while watched is None:
+        before = 0 if run is None else run.runs
+        try:
+            if run is not None:
+                run.replayed = False  # it is the body's run from here on
+            watched = inlined(run_watched, call, watches.pop(0))
+        except Exception as own:
+            if is_interrupt(own) or config.current().strict or run is None or run.runs > before:
+                raise
+            fault.tell(captured, own)
+            run.replayed = True
+        if watched is None and not watches:
+            assert run is not None
+            run.error = error
+            raise error
     call.forget_run()
     captured.log.counters.eager_calls += 1
     captured.log.add("fallback", f"an operator raised {type(error).__name__} in a replay: the body went on from there")

@@ -280,6 +280,25 @@ def numbered_state(world: World, x: Tensor, number: float = 1.0) -> Any:
     return world.h + number
 
 
+def raising(world: World, x: Tensor) -> Any:
+    """An operator that raises from the fourth call on, which the body catches."""
+    world.total.add_(1)
+    try:
+        y = torch.embedding(world.linear.weight, world.total.long())
+    except IndexError:
+        y = world.linear.weight * 2
+    world.h = torch.tanh(y.sum(0) + world.h + x)
+    return world.h * 2
+
+
+def branching(world: World, x: Tensor) -> Any:
+    """A value that is read after a write goes another way in each third call, and is handed on."""
+    world.total.add_(1)
+    way = world.total[0].item()
+    world.h = torch.tanh(world.linear(x) + world.h) if way % 3 else world.h * 0.5
+    return world.h * 2, way
+
+
 def prepare(world: World) -> None:
     """Set up state that only some bodies need."""
     if world.body is stepping:
@@ -305,9 +324,11 @@ BODIES: dict[str, Callable[[World, Tensor], Any]] = {
         stepping_on_the_host,
         numbered,
         numbered_state,
+        raising,
+        branching,
     )
 }
-CALLS = {"numbered": (1, 2, 3, 4, 5), "numbered_state": (1, 2, 3)}
+CALLS = {"numbered": (1, 2, 3, 4, 5), "numbered_state": (1, 2, 3), "branching": (1, 2, 3, 4, 5, 6)}
 """Numbers of the calls that may be stopped; of other bodies the first four."""
 
 

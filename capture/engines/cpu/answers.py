@@ -48,6 +48,10 @@ class Answers(ObserveMode):
         self._unknown: list[torch.UntypedStorage] = []
         """Storages of results that no step reads, and that the tape did not keep."""
 
+    def again(self) -> Answers:
+        """Another watch from the same replay, where the body has not begun under this one."""
+        return Answers(self._stop)
+
     @override
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._goes_on:
@@ -67,6 +71,11 @@ class Answers(ObserveMode):
         result = self._answered(ran.result, ran.step, list(tensors_in(args, kwargs)))
         self._ran = (result,)
         return result
+
+    @override
+    def _unseen(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Something went wrong in the watch. What the tape did is not done again all the same."""
+        return super()._unseen(op, args, kwargs) if self._goes_on else self.execute(op, args, kwargs)
 
     @override
     def read_on_host(
