@@ -104,13 +104,14 @@ def chains(code: types.CodeType) -> tuple[Chain, ...]:
     return tuple(distinct)
 
 
-def operations(code: types.CodeType) -> Iterator[tuple[int, int]]:
+def operations(code: types.CodeType) -> list[tuple[int, int]]:
     """Number and whole argument of each operation of the code, which ``dis`` gives ten times as slowly."""
-    units, extended = code.co_code, 0
+    units, extended, found = code.co_code, 0, []
     for operation, argument in zip(units[::2], units[1::2], strict=True):
         whole = extended | argument
         extended = whole << 8 if operation == dis.EXTENDED_ARG else 0
-        yield operation, whole
+        found.append((operation, whole))
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

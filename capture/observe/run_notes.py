@@ -23,7 +23,7 @@ from capture.observe.released_gradients import ReleasedGradients, keep
 from capture.observe.trace import External, Produced
 from capture.state.snapshot import Snapshot
 from capture.torch_private.capabilities import generator_id
-from capture.torch_private.devices import captures_kernels
+from capture.torch_private.devices import captures_kernels, may_wait
 from capture.torch_private.generators import default_generators, was_drawn
 from capture.torch_private.subclasses import unseen
 from capture.torch_private.threads import others_may_run
@@ -281,9 +281,12 @@ class RunNotes(HigherOrderMode):
     def note_export(self, tensor: torch.Tensor) -> None:
         """Note that a device tensor is handed to another library, whose kernels no operator shows."""
 
-    @contextlib.contextmanager
-    def device_syncs(self) -> Iterator[None]:
+    def device_syncs(self) -> contextlib.AbstractContextManager[None]:
         """Look for waits for the device that no operator's schema shows."""
+        return self._device_syncs() if may_wait() else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _device_syncs(self) -> Iterator[None]:
         with device_syncs(self._note_device_sync, lambda: self._operator) as self._takes_to_wait:
             yield
 

@@ -109,7 +109,12 @@ def deciding_rules() -> str:
     it could be asked about, and it might have made the call eager. Rules with ``decides=False`` are left out: they only
     remark, which ``compile_plan`` holds them to, so the plan would do the same with them.
     """
-    return ", ".join(f"{each.code} {each.revision}" for each in all_rules() if each.decides)
+    return _text_of(all_rules())
+
+
+@functools.lru_cache(maxsize=1)
+def _text_of(rules: tuple[Rule, ...]) -> str:
+    return ", ".join(f"{each.code} {each.revision}" for each in rules if each.decides)
 
 
 def changed_rules(before: str, now: str) -> list[str]:

@@ -20,6 +20,7 @@ from typing_extensions import override
 from capture import BorrowedOutputError, CaptureWarning, capture, mark_step_begin, recordings
 from capture.autograd import leaf_swap
 from capture.autograd.leaf_swap import lent
+from capture.runtime import training_region
 from capture.torch_private import threads
 from capture.torch_private.capabilities import NO_TASK, swap_tensors
 from tests.support.device import DEVICE, TAKES_KEPT_NODES, know_nothing_of_writes, refuses_kept_nodes
@@ -205,8 +206,10 @@ def another_thread() -> Iterator[None]:
 
 
 def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have regions treat the device as one with streams, to which nodes of leaves belong."""
+    """Have regions treat the device as one with streams, to which nodes of leaves belong, in a process that compiled
+    nothing."""
     monkeypatch.setattr(leaf_swap, "captures_kernels", lambda device: True)
+    monkeypatch.setattr(training_region, "graphs_compiled", lambda: 0)
 
 
 def no_swaps(patch: pytest.MonkeyPatch) -> list[Tensor]:

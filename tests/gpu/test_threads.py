@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from capture import capture, config, recordings
+from capture.runtime import training_region
 from tests.gpu.support import DEVICE, eager, healthy, may_fall_back, needs_cuda, rand, same
 
 pytestmark = needs_cuda
@@ -205,8 +206,9 @@ def test_draws_of_replays_beside_captures_of_other_threads() -> None:
     healthy()
 
 
-def test_regions_are_recorded_beside_other_threads() -> None:
+def test_regions_are_recorded_beside_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three threads train through one module, each with its own inputs; each gets its own gradients, as eager gives."""
+    monkeypatch.setattr(training_region, "graphs_compiled", lambda: 0)  # by other tests of this process
     torch.manual_seed(0)
     layers = [nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)]
     module = nn.Sequential(*layers).to(DEVICE)

@@ -72,9 +72,6 @@ def device_syncs(note_sync: Callable[[str], None], operator: Callable[[], str | 
 
     Gives whether other threads kept it from looking: then ``is_taken_to_wait`` tells of operators.
     """
-    if not devices.may_wait():
-        yield False
-        return
     thread, beside_others = threading.get_ident(), others_may_run()
     with contextlib.ExitStack() as around:
         for holder, name in devices.WAITS:
