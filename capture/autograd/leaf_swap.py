@@ -78,10 +78,12 @@ def lent_in_this_thread(tensors: Iterable[torch.Tensor]) -> Iterator[Lent]:
     pairs = [(leaf_like(tensor), tensor, gradient_of(tensor) if tensor.is_leaf else None) for tensor in plain]
     for stand_in, _, gradient in pairs:
         stand_in.grad = gradient
+    stand_ins = _StandIns([(stand_in, tensor) for stand_in, tensor, _ in pairs])
     try:
-        with _StandIns([(stand_in, tensor) for stand_in, tensor, _ in pairs]):
+        with stand_ins:
             yield {id(stand_in): (stand_in, tensor) for stand_in, tensor, _ in pairs}
     finally:
+        stand_ins.end()
         for stand_in, tensor, before in pairs:
             gradient = gradient_of(stand_in)
             if tensor.is_leaf and gradient is not before:  # else another thread may have set one
@@ -108,6 +110,10 @@ class _StandIns(TorchFunctionMode):
         super().__init__()
         self._stand_ins = {id(tensor): stand_in for stand_in, tensor in pairs}
         self._tensors = {id(stand_in): tensor for stand_in, tensor in pairs}
+
+    def end(self) -> None:
+        """Hand nothing out any more, also where a signal left the mode open."""
+        self._stand_ins, self._tensors = {}, {}
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -109,7 +109,7 @@ def deciding_rules() -> str:
     it could be asked about, and it might have made the call eager. Rules with ``decides=False`` are left out: they only
     remark, which ``compile_plan`` holds them to, so the plan would do the same with them.
     """
-    return _text_of(all_rules())
+    return _text_of(tuple(all_rules()))
 
 
 @functools.lru_cache(maxsize=1)
