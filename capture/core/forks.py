@@ -51,6 +51,10 @@ def lock() -> Any:
     return made
 
 
+def wait_on() -> None:
+    """For ``native.locked``: what one does meanwhile who waits for a lock as long as it takes."""
+
+
 def _call_each(functions: list[Callable[[], None]]) -> None:
     failed: BaseException | None = None
     for function in functions:

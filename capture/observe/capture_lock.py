@@ -43,7 +43,7 @@ def locked(function: Callable[..., Result], *arguments: Any) -> Result:
 
 def locked_in_turn(function: Callable[..., Result], *arguments: Any) -> Result:
     """As ``locked``, but wait as long as others take: who asks for a recording is to have one."""
-    result: Result = native.locked(capture_lock, _held, (function, arguments), _wait_on)
+    result: Result = native.locked(capture_lock, _held, (function, arguments), forks.wait_on)
     return result
 
 
@@ -68,10 +68,6 @@ def locked_or(otherwise: Callable[[], Result], function: Callable[..., Result], 
         if begun:
             raise
     return otherwise()
-
-
-def _wait_on() -> None:
-    """The patience of one who waits for ever."""
 
 
 def _held(function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:

@@ -24,7 +24,6 @@ _put: list[tuple[Any, str, Any, Any]] = []
 _lock = forks.lock()
 """Held while attributes are restored: a thread that compiles may set them aside at any moment. C takes it and gives it
 back: ``with`` may be interrupted between the two, and other threads would wait for ever."""
-_waits = bool  # nothing is done meanwhile
 _aside = 0
 """How many of the first ones have their former values for now."""
 _TRUSTED = ("capture", "torch", "triton")
@@ -45,13 +44,13 @@ def replaced(holder: Any, others: dict[str, Any]) -> Iterator[None]:
         native.put_attributes(holder, others, _INHERITED)
         yield
     finally:
-        native.locked(_lock, _put_back, (before,), _waits)
+        native.locked(_lock, _put_back, (before,), forks.wait_on)
 
 
 @forks.in_child
 def put_back(count: int = 0) -> None:
     """Restore all attributes but the first ``count``. Calling it again changes nothing more."""
-    native.locked(_lock, _put_back, (count,), _waits)
+    native.locked(_lock, _put_back, (count,), forks.wait_on)
 
 
 def _put_back(count: int) -> None:
@@ -71,7 +70,7 @@ def _put_back(count: int) -> None:
 def set_aside() -> None:
     """All attributes have their former values until ``put_again``, or until they are restored. For compilers: they keep
     tables of torch's functions for the process, and would keep what stands in for them."""
-    native.locked(_lock, _set_aside, (), _waits)
+    native.locked(_lock, _set_aside, (), forks.wait_on)
 
 
 def _set_aside() -> None:
@@ -83,7 +82,7 @@ def _set_aside() -> None:
 
 def put_again() -> None:
     """End what ``set_aside`` began. What was restored meanwhile stays so."""
-    native.locked(_lock, _put_again, (), _waits)
+    native.locked(_lock, _put_again, (), forks.wait_on)
 
 
 def _put_again() -> None:

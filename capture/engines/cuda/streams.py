@@ -30,7 +30,7 @@ _MOST_CAPTURES = 100  # of others that a replay with draws waits for
 _drew_on: dict[torch.device, tuple[int, torch.cuda.Stream]] = {}
 """The stream of each device that the last graph with draws was launched or captured on."""
 _draws = forks.lock()
-"""Held while a graph with draws is launched, or a capture begins."""
+"""Held while a graph with draws is launched, or a capture begins. Whoever has it waits for nobody."""
 _CAPTURED = object()
 _idle: dict[tuple[torch.device, bool], list[CaptureStream]] = {}
 _pools: Alive[StreamUser] = Alive()
@@ -126,7 +126,7 @@ def in_order(device: torch.device, function: Callable[..., Result], *arguments: 
     Nothing can wait for a stream that another thread captures on: its end is waited for. Raises ``BusyError`` where
     that thread may be waiting for this one."""
     for _ in range(_MOST_CAPTURES):
-        result: Any = native.locked(_draws, _after_last, (device, function, arguments), _wait_on)
+        result: Any = native.locked(_draws, _after_last, (device, function, arguments), forks.wait_on)
         if result is not _CAPTURED:
             return result  # type: ignore[no-any-return]
         locked(_nothing)
@@ -155,10 +155,6 @@ def _is_captured(stream: torch.cuda.Stream) -> bool:
 
 def _nothing() -> None:
     """What is done under the lock of captures by who only waits for it."""
-
-
-def _wait_on() -> None:
-    """Whoever has the lock of draws launches one graph, and waits for nobody."""
 
 
 def _install() -> None:
