@@ -4,7 +4,6 @@ tensors that stand in for weights."""
 from __future__ import annotations
 
 import contextlib
-import types
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from capture import CaptureWarning, capture, config, recordings
 from capture.autograd import leaf_swap
 from capture.torch_private.capabilities import swap_tensors
 from tests.autograd.test_leaf_swap import another_thread, on_a_device
-from tests.support.injection import Stopping
+from tests.support.injection import Stopping, listing
 from tests.support.regions import Block, bits, both, captured_twins, inputs, twins
 from tests.support.regions import fresh as fresh
 
@@ -111,13 +110,6 @@ def test_stopped_while_weights_are_lent_beside_other_threads(by_signal: bool, mo
     on_a_device(monkeypatch)
     places: list[int] = []
 
-    class Listing(Stopping):
-        @override
-        def _count(self, frame: types.FrameType) -> None:
-            super()._count(frame)
-            if frame.f_code.co_qualname in _LENDING:
-                places.append(self.count)
-
     def stopped(at: int, kind: type[Stopping] = Stopping) -> None:
         mine, theirs = captured_twins(Block)
         mine.m[0](inputs(0)).sum().backward()
@@ -135,7 +127,7 @@ def test_stopped_while_weights_are_lent_beside_other_threads(by_signal: bool, mo
     with another_thread(), config.patch(strict=False):
         for _ in range(2):
             places.clear()
-            stopped(-1, Listing)
+            stopped(-1, listing(_LENDING, places))
         assert places
         for at in places[::12]:
             stopped(at)

@@ -27,7 +27,17 @@ from capture.observe.capture_lock import capture_lock
 from capture.observe.dispatch_mode import ObserveMode
 from capture.runtime import record
 from capture.tree import thread_trees
-from tests.support.injection import BODIES, ERRORS, Stopped, Stopping, calls_of, points, points_in, stopped_program
+from tests.support.injection import (
+    BODIES,
+    ERRORS,
+    Stopped,
+    Stopping,
+    calls_of,
+    listing,
+    points,
+    points_in,
+    stopped_program,
+)
 
 PARTS = len(BODIES)
 COUNT = int(os.environ.get("CAPTURE_FAULTS", "36")) // PARTS
@@ -357,17 +367,9 @@ def test_stopped_while_an_operator_raises_in_a_replay(error: type[BaseException]
         return stopping
 
     places: list[int] = []
-
-    class Listing(Stopping):
-        @override
-        def _count(self, frame: FrameType) -> None:
-            super()._count(frame)
-            if frame.f_code.co_qualname in _ENDS:
-                places.append(self.count)
-
-    may_be_stopped(-1, kind=Listing)
-    places.clear()
-    may_be_stopped(-1, kind=Listing)
+    for _ in range(2):
+        places.clear()
+        may_be_stopped(-1, kind=listing(_ENDS, places))
     assert places
     for at in places:
         may_be_stopped(at)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -14,34 +11,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-import capture as library
 from capture import capture, config, recordings
 from capture.engines.undo import KeptMemory
 from capture.runtime import branches, dispatch
 from tests.segments.test_bodies import fresh
 from tests.support.device import AGAIN, DEVICE
 from tests.support.observed import bits
+from tests.support.python_calls import python_calls
 
 __all__ = ["fresh"]
 pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="a signal may come between two graphs")
-FOLDER = Path(library.__file__).parent
 
 
-def python_calls(function: Callable[[], Any]) -> list[str]:
-    """The library's Python functions that run, but for the wrapper that users call."""
-    called: list[str] = []
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        if event == "call" and FOLDER in Path(code.co_filename).parents and code.co_name != "wrapper":
-            called.append(code.co_qualname)
-
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return called
+def looked_up(function: Callable[..., Any], table: Tensor, out_of_range: Collection[int]) -> list[Any]:
+    """What nine calls give or raise, and what they leave in their argument. In some an index is out of range."""
+    found, x = list[Any](), torch.arange(4.0)
+    for call in range(9):
+        try:
+            result = function(x, torch.tensor([1, 9 if call in out_of_range else call % 5]), table)
+        except IndexError as error:
+            result = str(error)
+        found.append((result, x.clone()))
+    return found
 
 
 def alone(x: Tensor) -> Any:
@@ -204,19 +195,8 @@ def raised(x: Tensor, at: Tensor, table: Tensor) -> Any:
 @pytest.mark.parametrize("body", [caught, raised])
 def test_an_operator_raises_between_reads(body: Callable[..., Any]) -> None:
     """What was read before is that of the call, and what was written stays."""
-
-    def calls(function: Callable[..., Any]) -> list[Any]:
-        found, x, table = list[Any](), torch.arange(4.0), torch.arange(6.0)
-        for call in range(9):
-            try:
-                result = function(x, torch.tensor([1, 9 if call == 6 else call % 5]), table)
-            except IndexError as error:
-                result = str(error)
-            found.append((result, x.clone()))
-        return found
-
-    f = capture(body)
-    assert bits(calls(f)) == bits(calls(body))
+    f, table = capture(body), torch.arange(6.0)
+    assert bits(looked_up(f, table, {6})) == bits(looked_up(body, table, {6}))
     assert recordings(f).replays >= 5
 
 
@@ -319,18 +299,8 @@ def raised_before_a_branch(x: Tensor, at: Tensor, table: Tensor) -> Any:
 
 @pytest.mark.parametrize("body", [caught_behind_a_branch, raised_before_a_branch])
 def test_an_operator_raises_beside_a_branch(body: Callable[..., Any]) -> None:
-    def calls(function: Callable[..., Any]) -> list[Any]:
-        found, x, table = list[Any](), torch.arange(4.0), torch.arange(1.0, 7.0)
-        for call in range(9):
-            try:
-                result = function(x, torch.tensor([1, 9 if call in (5, 7) else call % 5]), table)
-            except IndexError as error:
-                result = str(error)
-            found.append((result, x.clone()))
-        return found
-
-    f = capture(body)
-    assert bits(calls(f)) == bits(calls(body))
+    f, table = capture(body), torch.arange(1.0, 7.0)
+    assert bits(looked_up(f, table, {5, 7})) == bits(looked_up(body, table, {5, 7}))
     assert recordings(f).replays >= 3
 
 

@@ -79,6 +79,19 @@ class Stopping:
             raise self.error("stopped")
 
 
+def listing(functions: Collection[str], points: list[int]) -> type[Stopping]:
+    """A class that notes the events that are lines of these functions, by their qualified names."""
+
+    class Listing(Stopping):
+        @override
+        def _count(self, frame: types.FrameType) -> None:
+            super()._count(frame)
+            if frame.f_code.co_qualname in functions:
+                points.append(self.count)
+
+    return Listing
+
+
 def bits(value: Any) -> Any:
     if isinstance(value, Tensor):
         flat = value.detach().contiguous().reshape(-1)
@@ -474,15 +487,7 @@ def points(body: str, call: int, *, lines: bool) -> int:
 def points_in(body: str, call: int, functions: Collection[str]) -> list[int]:
     """The events of a call that are lines of these functions, by their qualified names."""
     points: list[int] = []
-
-    class Listing(Stopping):
-        @override
-        def _count(self, frame: types.FrameType) -> None:
-            super()._count(frame)
-            if frame.f_code.co_qualname in functions:
-                points.append(self.count)
-
-    stopped_program(body, call, -1, Stopped, lines=True, kind=Listing)
+    stopped_program(body, call, -1, Stopped, lines=True, kind=listing(functions, points))
     return points
 
 
