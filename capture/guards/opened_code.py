@@ -13,14 +13,12 @@ from capture.guards.names_used import OF_ALL_CLASSES, place_of
 from capture.guards.read_walk import (
     CLOSED,
     HANDLE,
-    HEAP,
-    IMMUTABLE,
     ReadWalk,
     always,
     and_wrapped,
     opens_of_library,
 )
-from capture.key.attributes import MISSING, dict_of
+from capture.key.attributes import HEAP, IMMUTABLE, MISSING, dict_of
 from capture.key.packages import is_library, module_of, name_of, package_of
 from capture.key.pytree import PLAIN_TYPES
 from capture.native import native

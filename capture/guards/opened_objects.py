@@ -20,9 +20,9 @@ from typing import Any
 from capture.guards.guard import Guard
 from capture.guards.opened_code import open_cell, open_class, open_function, open_module
 from capture.guards.read import ValuePlace
-from capture.guards.read_walk import HEAP, IMMUTABLE, SEQUENCES, Opener, ReadWalk, always, item_key
+from capture.guards.read_walk import SEQUENCES, Opener, ReadWalk, always, item_key
 from capture.key import numpy_arrays
-from capture.key.attributes import MISSING, dict_of, weak_or_none
+from capture.key.attributes import HEAP, IMMUTABLE, MISSING, dict_of, weak_or_none
 from capture.key.code_names import SMALL, part_of
 from capture.key.packages import is_library, module_of, package_of
 from capture.key.pytree import PLAIN_TYPES

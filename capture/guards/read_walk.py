@@ -25,7 +25,7 @@ from capture.guards.answers import same_abstract_classes, same_answers
 from capture.guards.guard import Guard, Referent, itself
 from capture.guards.names_used import SPECIAL, Names
 from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced, ValuePlace
-from capture.key.attributes import MISSING, Slot, dict_of, in_slot, slots_of, weak_or_none
+from capture.key.attributes import HEAP, IMMUTABLE, MISSING, Slot, dict_of, in_slot, slots_of, weak_or_none
 from capture.key.code_names import BY_NAME_OF_MODULE, SMALL
 from capture.key.input_places import InputPlace, may_be_input
 from capture.key.numpy_arrays import windows_in
@@ -39,7 +39,6 @@ from capture.state.source import Source
 from capture.torch_private.dynamo import COMPILERS, MODULE_PREFIX
 from capture.torch_private.getters import asked_of_torch
 
-HEAP, IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made by a ``class`` statement, and immutable
 CLOSED = frozenset({"builtins", "_io", "socket", "re", "typing", "abc",
                      "concurrent", "multiprocessing", "asyncio", "capture", "importlib",
                      "inspect", "contextlib"})  # fmt: skip

@@ -22,6 +22,7 @@ from capture.guards.read import OtherTensors
 from capture.guards.read_guards import read_by, starts_of
 from capture.guards.read_walk import CLOSED
 from capture.guards.recording_guard import RecordingGuard, StaticOwner, add_owner, kind_of
+from capture.key.attributes import HEAP, IMMUTABLE
 from capture.key.code_names import same_value
 from capture.key.packages import module_of, package_of
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
@@ -32,7 +33,6 @@ from capture.state.code_run import CodeRun
 from capture.state.source import Source
 
 _CONTAINERS = (list, dict, set, OrderedDict)
-_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made while the process runs, and immutable
 _BY_C = (
     types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
     types.ClassMethodDescriptorType, types.BuiltinFunctionType,
@@ -126,7 +126,7 @@ def _is_made_in_python(kind: type) -> bool:
     """Whether its objects keep attributes and slots alone: no guard covers what a class written in C keeps besides."""
     slots = {"__dict__", "__weakref__", *_texts(kind.__dict__.get("__slots__", ()))}
     by_c = [name for name, value in kind.__dict__.items() if isinstance(value, _BY_C) and name not in slots]
-    return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and not by_c
+    return kind.__flags__ & (HEAP | IMMUTABLE) == HEAP and not by_c
 
 
 def _texts(slots: Any) -> tuple[str, ...]:

@@ -16,7 +16,9 @@ from typing_extensions import override
 
 from capture.native import native
 
-_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made while the process runs, and immutable
+HEAP, IMMUTABLE = 1 << 9, 1 << 8
+"""Flags of classes: made while the process runs, as by a ``class`` statement, and immutable. From Python 3.12 on those
+of ``itertools`` have both."""
 
 
 class _Missing:
@@ -55,7 +57,7 @@ def slots_of(kind: type) -> Iterator[tuple[str, Slot, bool]]:
 def _has_slots(base: type) -> bool:
     """Whether a ``class`` statement may have made slots. What classes in C have by such descriptors is no attribute
     that users set."""
-    return base.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and "__slots__" in base.__dict__
+    return base.__flags__ & (HEAP | IMMUTABLE) == HEAP and "__slots__" in base.__dict__
 
 
 def in_slot(slot: Slot, holder: Any) -> Any:

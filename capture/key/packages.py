@@ -7,11 +7,10 @@ import sys
 import types
 from typing import Any
 
-from capture.key.attributes import PROXIES, dict_of
+from capture.key.attributes import HEAP, PROXIES, dict_of
 
 _LIBRARY = sys.stdlib_module_names | {"torch", "attr", "attrs", "numpy", "typing_extensions"}
 """Packages that run on behalf of their caller: of ours, or of the user's."""
-_HEAP = 1 << 9  # a flag of classes: made while the process runs
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -49,7 +48,7 @@ def package_behind(value: Any) -> str:
         return package_of(name_of(value))
     if issubclass(kind, type):
         return package_of(module_of(value))
-    if kind.__flags__ & _HEAP or kind in PROXIES:
+    if kind.__flags__ & HEAP or kind in PROXIES:
         return package_of(module_of(kind))
     return package_of(getattr(value, "__module__", None))
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from capture.core.facts import CodeLocation
+from capture.key.attributes import HEAP, IMMUTABLE
 from capture.observe import source_location
 from capture.state.code_run import CodeRun
 from capture.state.snapshot import Snapshot
@@ -26,7 +27,6 @@ from capture.torch_private.threads import others_may_run
 Place = tuple[str, str, Any, Any]
 """What it is, a name that code may have for it, the object, and its position."""
 UNKNOWN = object()
-_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes; from Python 3.12 on those of ``itertools`` have both
 _PRINTED = (itertools.count, itertools.repeat)
 _NAMES = ("random", "np", "numpy", "shuffle", "choice", "randint", "uniform", "sample", "gauss", "randrange")
 
@@ -107,7 +107,7 @@ def is_moving(kind: type) -> bool:
     numpys = () if numpy is None else (numpy.BitGenerator, numpy.Generator, numpy.RandomState)
     if issubclass(kind, (random.Random, types.CoroutineType, types.AsyncGeneratorType, *numpys)):
         return True
-    if kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and not issubclass(kind, types.GeneratorType):
+    if kind.__flags__ & (HEAP | IMMUTABLE) == HEAP and not issubclass(kind, types.GeneratorType):
         return False  # a user's class: its objects have attributes
     return hasattr(kind, "__next__") and kind not in weakref.ProxyTypes  # they stand for whatever there is
 

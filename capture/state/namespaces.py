@@ -14,12 +14,12 @@ from typing import Any
 
 from attrs import frozen
 
+from capture.key.attributes import HEAP
 from capture.key.code_names import MISSING
 from capture.key.packages import is_library, package_of
 from capture.state.source import Source, SourceKind
 from capture.torch_private.dynamo import installed_by_compiler
 
-_HEAP = 1 << 9  # a class made by a ``class`` statement
 _OWN = ("capture", "pytest", "_pytest", "builtins", "__builtin__")
 _NOT_WRITTEN = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod,
                 property, types.MemberDescriptorType, types.GetSetDescriptorType,
@@ -84,7 +84,7 @@ def is_of_users(module: Any) -> bool:
 
 def users_classes(kind: type) -> list[type]:
     """The class and its bases, as far as users wrote them."""
-    return [one for one in kind.__mro__ if one.__flags__ & _HEAP and is_of_users(one.__module__)]
+    return [one for one in kind.__mro__ if one.__flags__ & HEAP and is_of_users(one.__module__)]
 
 
 def scope_of(module: Any) -> dict[str, Any] | None:
