@@ -14,12 +14,13 @@ from pathlib import Path
 import attrs
 
 from capture.api.report import collect
+from capture.core.data import frozen
 from capture.reporting.run_data import RunData, dumps, grouped, loads
 
 _CHILD = "import sys; from capture.api.bench import child; child(*sys.argv[1:3], sys.argv[3:])"
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Comparison:
     """The times of one program, run eagerly and captured, in seconds."""
 

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar, Unpack, overload
 
 import torch
-from attrs import Factory, define, field
+from attrs import Factory, field
 from torch.compiler import is_dynamo_compiling
 
 from capture.core import config, events, forks
 from capture.core.alive import Alive
+from capture.core.data import define
 from capture.core.errors import AnnotationError
 from capture.core.options import Annotation, CaptureOptions, annotate
 from capture.key.code_names import NamedKey, named_key

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, ParamSpec, TypeVar
 
 import torch
-from attrs import frozen
 from typing_extensions import override
 
 from capture.api import warmup as _warmup
 from capture.api.decorator import all_states, begin_anew, captured_state, captured_states
 from capture.api.progress import progress
 from capture.api.warmup import Case, RecordingSize, WarmupReport
+from capture.core.data import frozen
 from capture.core.errors import AnnotationError, CaptureWarning
 from capture.core.events import Counters, Event
 from capture.core.facts import Facts

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
-
 from capture.api.decorator import all_states
+from capture.core.data import frozen
 from capture.runtime.captured import Captured
 from capture.torch_private import cuda
 from capture.tree.thread_trees import trees_of

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from attrs import define, frozen
 from typing_extensions import override
 
 from capture.api.progress import progress
 from capture.core import config
+from capture.core.data import define, frozen
 from capture.core.errors import CaptureBug, CaptureWarning, UncapturableError
 from capture.core.sizes import bytes_text
 from capture.engines.base import Recording

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 from typing_extensions import override
 
+from capture.core.data import frozen
 from capture.torch_private.autograd import is_leaf_node
 from capture.torch_private.capabilities import function_apply
 

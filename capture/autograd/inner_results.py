@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch.autograd.graph import GradientEdge
 
+from capture.core.data import frozen
 from capture.torch_private.autograd import add_prehook, is_end_of_pass, nodes_above
 
 

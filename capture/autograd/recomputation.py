@@ -24,9 +24,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import field
 from torch.autograd.graph import saved_tensors_hooks
 
+from capture.core.data import define
 from capture.key import pytree
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.state import snapshot

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 from typing_extensions import override
 
+from capture.core.data import define, frozen
 from capture.torch_private import capabilities
 from capture.torch_private.autograd import CLEARS_SAVED, clear_saved, keeps_graph, nodes_above
 

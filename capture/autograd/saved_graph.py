@@ -26,7 +26,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from attrs import define, field
+from attrs import field
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from capture.autograd import inner_results, leaf_swap, live_graph
@@ -34,6 +34,7 @@ from capture.autograd.leaf_swap import Lent, lent, lent_in_this_thread
 from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
 from capture.autograd.recomputation import Blocks, Recomputation
 from capture.autograd.result_groups import Group, can_keep, groups_of
+from capture.core.data import define
 from capture.engines.base import Geometry
 from capture.key import pytree
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves

@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from attrs import field, frozen
+from attrs import field
 
+from capture.core.data import frozen
 from capture.core.errors import AnnotationError
 
 Rungs = Sequence[int] | Literal["pow2"]

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_args
 
 import platformdirs
-from attrs import evolve, frozen
+from attrs import evolve
 from typing_extensions import override
 
+from capture.core.data import frozen
 from capture.core.errors import AnnotationError
 from capture.core.options import Verify, codes, suggestion
 

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
-from attrs import define, field, fields, frozen
+from attrs import field, fields
 from typing_extensions import override
 
 from capture.core import slow_calls
+from capture.core.data import define, frozen
 from capture.core.options import suggestion
 from capture.native import seen
 

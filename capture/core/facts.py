@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from attrs import field, frozen
+from attrs import field
 from typing_extensions import override
+
+from capture.core.data import frozen
 
 PlaceholderKind = Literal["argument", "implicit"]
 Owner = Literal["argument", "parameter", "buffer", "attribute", "closure", "global", "item", "constant", "unknown"]

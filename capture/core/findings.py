@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 
-from attrs import frozen
 from typing_extensions import override
 
+from capture.core.data import frozen
 from capture.core.facts import CodeLocation
 
 SETTLING = frozenset({"CG204", "CG205", "CG206", "CG208", "CG401"})

@@ -11,9 +11,8 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, get_args
 
-from attrs import frozen
-
 from capture.core.buckets import Buckets, Dim, Fill, Rungs, Tolerance, buckets_of
+from capture.core.data import frozen
 from capture.core.errors import AnnotationError
 from capture.core.facts import CodeLocation
 

@@ -13,10 +13,11 @@ from types import GenericAlias
 from typing import Any, Literal, get_args, get_origin
 
 import attrs
-from attrs import field, frozen
+from attrs import field
 from cattrs import BaseValidationError, Converter, transform_error
 from cattrs.gen import make_dict_structure_fn
 
+from capture.core.data import frozen
 from capture.core.errors import CaptureError
 from capture.core.facts import CodeLocation, Effect, OutputInfo, Owner, PlaceholderKind, TensorInfo
 from capture.core.findings import SETTLING, Finding, Policy, Severity

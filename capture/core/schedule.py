@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from capture.core.data import frozen
 
 
 @frozen(kw_only=True)

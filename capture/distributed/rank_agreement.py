@@ -16,8 +16,9 @@ from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
+from capture.core.data import define, frozen
 from capture.core.facts import Dissent, Facts
 from capture.core.findings import Severity
 from capture.core.options import Annotation

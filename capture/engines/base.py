@@ -12,8 +12,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 
+from capture.core.data import define, frozen
 from capture.core.facts import Drift, SequenceChange
 from capture.core.schedule import Schedule
 from capture.engines.undo import Places, Undo

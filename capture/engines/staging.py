@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
 import torch
-from attrs import define, evolve, field
+from attrs import evolve, field
 
+from capture.core.data import define
 from capture.engines.base import Block, Geometry, Input
 from capture.key.tensor_meta import same_bits, span_bytes
 from capture.state.call import Call

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence, Set
 from typing import Any, Protocol
 
 import torch
-from attrs import define, field
+from attrs import field
 
 from capture.core import config
+from capture.core.data import define
 from capture.torch_private.capabilities import copy_all
 
 LEAST_UNDO, UNDO_SHARE = 1 << 28, 8

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
-from attrs import frozen
 
+from capture.core.data import frozen
 from capture.guards.names_used import Names
 from capture.key.attributes import MISSING
 from capture.key.packages import is_library, package_of

@@ -16,8 +16,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from attrs import field, frozen
+from attrs import field
 
+from capture.core.data import frozen
 from capture.guards.guard import Guard
 from capture.key.code_names import MISSING, same_value
 from capture.key.pytree import PLAIN_TYPES, children, is_container

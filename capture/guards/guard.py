@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from attrs import define
 
+from capture.core.data import define
 from capture.native import seen
 from capture.state.source import Source
 

@@ -14,8 +14,9 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import field
 
+from capture.core.data import define, frozen
 from capture.guards.answers import OF_TENSORS
 from capture.key.attribute_names import attribute_names
 from capture.key.code_names import globals_in, imported_in, operations, with_packages

@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 
+from capture.core.data import define, frozen
 from capture.guards.guard import OK, Guard, Referent
 from capture.key.attributes import MISSING, keeper_of, names_of, slot_of
 from capture.key.code_names import NamedKey, part_of, same_value

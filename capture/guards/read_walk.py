@@ -18,8 +18,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
+from capture.core.data import define, frozen
 from capture.guards.ambient import asked_of_packages, is_getter, value_given_by
 from capture.guards.answers import same_abstract_classes, same_answers
 from capture.guards.guard import Guard, Referent, itself

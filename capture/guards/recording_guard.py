@@ -18,8 +18,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence, Set, Sized
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import field
 
+from capture.core.data import define
 from capture.engines.base import Geometry
 from capture.guards.former_values import former_values, guard_on, is_below_argument, is_in_key
 from capture.guards.gradient_reads import depends_on_gradients

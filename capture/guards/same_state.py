@@ -15,8 +15,9 @@ from collections.abc import Container, Sequence, Set
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import field
 
+from capture.core.data import define
 from capture.guards.guard import OK, OVERLAPS, Guard, Referent
 from capture.guards.read import OtherTensors
 from capture.guards.read_guards import read_by, starts_of

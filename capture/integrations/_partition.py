@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch.fx.node import map_arg
 
+from capture.core.data import frozen
 from capture.core.errors import AnnotationError
 from capture.key import pytree
 from capture.observe import higher_order

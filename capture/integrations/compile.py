@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 
 from capture.api.decorator import Handle, adopted, hand_back
+from capture.core.data import define, frozen
 from capture.core.errors import AnnotationError
 from capture.core.facts import CodeLocation
 from capture.core.options import annotate

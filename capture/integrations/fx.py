@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
 from typing_extensions import override
@@ -23,6 +23,7 @@ from typing_extensions import override
 from capture.api import inspect as _inspect
 from capture.api.decorator import capture, captured_state
 from capture.api.inspect import Recordings
+from capture.core.data import define, frozen
 from capture.core.errors import AnnotationError, CaptureWarning, UncapturableError
 from capture.core.findings import Finding, Severity
 from capture.core.options import annotate

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 import torch
-from attrs import define, frozen
 
 from capture.api.decorator import capture, captured_state
 from capture.api.inspect import recordings, warmup
 from capture.api.warmup import leaves_of
 from capture.core.config import current, patch
+from capture.core.data import define, frozen
 from capture.core.errors import AnnotationError, CaptureError
 from capture.key import pytree
 from capture.key.tensor_kind import refuses

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
+from capture.core.data import frozen
 from capture.key.numpy_arrays import is_array_type
 from capture.key.signature import Binder
 from capture.torch_private.capabilities import unseen, without_function_modes

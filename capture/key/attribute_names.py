@@ -11,9 +11,10 @@ import functools
 import inspect
 import types
 
-from attrs import define, field
+from attrs import field
 from typing_extensions import override
 
+from capture.core.data import define
 from capture.key.name_uses import UsesWalk, Value
 
 _LOOK_UPS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"})

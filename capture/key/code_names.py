@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
-from attrs import frozen
 from typing_extensions import override
 
+from capture.core.data import frozen
 from capture.key import objects, pytree
 from capture.key.attributes import MISSING as MISSING
 from capture.key.attributes import PROXIES, dict_of, is_descriptor, keeper_of, own_value, plain_class, slot_of

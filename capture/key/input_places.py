@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
+from capture.core.data import frozen
 from capture.key import objects, pytree
 from capture.key.attributes import MISSING, item_of, names_of, own_value, plain_class, put_own
 from capture.key.signature import Binder

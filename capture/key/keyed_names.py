@@ -12,9 +12,10 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import field
 from typing_extensions import override
 
+from capture.core.data import define, frozen
 from capture.key.name_uses import UsesWalk, Value, name_uses
 
 

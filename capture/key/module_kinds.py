@@ -10,8 +10,9 @@ import weakref
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import field
 
+from capture.core.data import define
 from capture.key.attributes import dict_of
 from capture.key.exact import exact
 from capture.key.pytree import PLAIN_TYPES

@@ -14,7 +14,9 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import field
+
+from capture.core.data import define, frozen
 
 ADDING = frozenset({"append", "extend"})
 """Methods of lists and deques that add members at the end and return None."""

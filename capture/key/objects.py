@@ -18,8 +18,9 @@ from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 
+from capture.core.data import define, frozen
 from capture.key.packages import package_of
 from capture.native import native
 

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import torch
 
+from capture.core.data import frozen
 from capture.key import objects
 from capture.key.attributes import in_slot, names_of, plain_class, slots_of
 from capture.key.objects import Visit
@@ -32,7 +33,7 @@ Child = tuple[str, Any]
 """Suffix of the path (``".k"`` or ``".0"``) and the value."""
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Shell:
     """A tensor subclass without the tensors it holds: ``members`` take the places of those in ``names``."""
 

@@ -18,8 +18,9 @@ from collections.abc import Callable, Container
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
+from capture.core.data import frozen
 from capture.key import numpy_arrays, objects, pytree, tensor_meta
 from capture.key.exact import bits_of, exact
 from capture.key.packages import is_library, package_of

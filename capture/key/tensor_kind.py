@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from attrs import frozen
 
+from capture.core.data import frozen
 from capture.torch_private.freed_graph import freed_graph, with_freed_graph
 
 PLAIN_TYPES = frozenset({

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import field
 
+from capture.core.data import define
 from capture.core.facts import HostWork, Mutation, PackageRunner
 from capture.core.options import Annotation
 from capture.key.tensor_meta import bytes_of, same_bits

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import define, evolve, field
+from attrs import evolve, field
 
+from capture.core.data import define
 from capture.core.facts import CodeLocation, Island, Mutation
 from capture.key.modes import ambient
 from capture.key.pytree import PLAIN_TYPES

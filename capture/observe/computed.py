@@ -14,8 +14,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
+from capture.core.data import define, frozen
 from capture.key import pytree
 from capture.observe.described import KeptEffect, KeptLeaf
 from capture.observe.operator_schema import read_text

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 
+from capture.core.data import define, frozen
 from capture.core.facts import Facts
 from capture.key.tensor_kind import TensorKind, is_leaf
 from capture.observe.trace import External

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from attrs import frozen
 
+from capture.core.data import frozen
 from capture.core.facts import Facts, Mutation, OutputInfo
 from capture.key.pytree import TENSOR_TYPES, result_leaves
 from capture.key.tensor_meta import alias_groups

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from attrs import frozen
 
+from capture.core.data import frozen
 from capture.key.pytree import TENSOR_TYPES
 from capture.key.tensor_meta import bytes_of, digest
 from capture.torch_private.capabilities import unseen

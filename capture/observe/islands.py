@@ -20,8 +20,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
+from capture.core.data import frozen
 from capture.key import pytree
 from capture.key.code_names import MISSING
 from capture.key.modes import inlined
@@ -124,6 +125,9 @@ class Before:
                     left.append(StateChange(place, value_before, now))
                 elif value is not value_before:
                     place.put(value_before)
+
+
+_NOTHING_BEFORE = Before()
 
 
 @frozen(eq=False)
@@ -264,7 +268,7 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 def perform(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-    beside: Sequence[torch.Tensor] = (), generators: Sequence[torch.Generator] = (), before: Before = Before(),
+    beside: Sequence[torch.Tensor] = (), generators: Sequence[torch.Generator] = (), before: Before = _NOTHING_BEFORE,
     after: Callable[[Outcome], object] = bool, *, keeps: bool = True,
 ) -> tuple[Outcome, Any]:  # fmt: skip
     """Run it, or answer it. Gives what the body gets, too, where it raised nothing. ``beside``: other tensors that it

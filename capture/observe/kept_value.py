@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
+from capture.core.data import define, frozen
 from capture.key.name_uses import name_uses
 from capture.key.packages import is_library, package_of
 from capture.observe.computed import in_order, same

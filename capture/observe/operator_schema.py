@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from attrs import frozen
 
+from capture.core.data import frozen
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_meta import is_dense
 from capture.observe.collectives import NAMESPACES, communicates, writes_first

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import field
 
+from capture.core.data import define
 from capture.key import pytree
 from capture.key.pytree import TENSOR_TYPES
 from capture.state.snapshot import Snapshot

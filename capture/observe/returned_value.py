@@ -28,8 +28,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
+from capture.core.data import define, frozen
 from capture.observe.islands import GIVES_NOTHING
 from capture.torch_private.capabilities import FUNCTION_MODES
 

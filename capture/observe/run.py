@@ -14,9 +14,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import define, evolve, field
+from attrs import evolve, field
 
 from capture.core import forks
+from capture.core.data import define
 from capture.core.facts import Effect, HostWork
 from capture.core.interrupts import is_interrupt
 from capture.key import array_inputs

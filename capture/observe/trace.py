@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 
+from capture.core.data import define, frozen
 from capture.core.facts import (
     Break,
     CodeLocation,

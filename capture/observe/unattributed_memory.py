@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
-from attrs import define, field
+from attrs import field
 
+from capture.core.data import define
 from capture.key.tensor_kind import refuses
 from capture.observe import gradient_uses
 from capture.observe.trace import External

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve
 
 from capture.core import config
+from capture.core.data import frozen
 from capture.core.events import Log, logger
 from capture.core.findings import Severity
 from capture.core.options import Annotation

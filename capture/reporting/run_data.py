@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
-from attrs import frozen
 
+from capture.core.data import frozen
 from capture.core.errors import CaptureError
 from capture.core.findings import Finding
 

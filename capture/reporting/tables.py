@@ -9,7 +9,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import frozen
+from capture.core.data import frozen
 
 
 @frozen(kw_only=True)

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from attrs import frozen
-
+from capture.core.data import frozen
 from capture.core.events import Event
 
 

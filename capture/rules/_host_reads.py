@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-from attrs import frozen
-
+from capture.core.data import frozen
 from capture.core.facts import HostSync
 from capture.rules._rule import short_op
 

@@ -10,8 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from attrs import frozen
-
+from capture.core.data import frozen
 from capture.core.facts import CodeLocation, PlaceholderInfo
 from capture.core.findings import Decision, Finding, Policy, Severity
 from capture.rules.case import Case

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
-
+from capture.core.data import frozen
 from capture.core.facts import Facts
 from capture.core.options import Annotation
 

@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 from typing_extensions import override
 
+from capture.core.data import frozen
 from capture.core.facts import Facts
 from capture.core.interrupts import is_interrupt
 from capture.engines.base import Found, IslandCall, SegmentedRecording, found

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 from typing_extensions import override
 
 from capture.core.buckets import Buckets
+from capture.core.data import define, frozen
 from capture.core.facts import BucketRefusal
 from capture.engines.base import Move
 from capture.key import pytree, tensor_meta

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 
 from capture.core.buckets import BucketedArgument, Buckets
+from capture.core.data import define, frozen
 from capture.core.interrupts import is_interrupt
 from capture.guards.guard import OK, OVERLAPS, Guard, pieces_of
 from capture.key import pytree

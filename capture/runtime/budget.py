@@ -40,9 +40,10 @@ import math
 from collections import OrderedDict, deque
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import field
 
 from capture.core import config
+from capture.core.data import define, frozen
 from capture.core.events import Counters
 
 AT_ONCE = 2.0, 4.0

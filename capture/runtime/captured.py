@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
-from attrs import Factory, define, evolve, field
+from attrs import Factory, evolve, field
 
 from capture.core import config
+from capture.core.data import define
 from capture.core.errors import CaptureWarning, UncapturableError
 from capture.core.events import Log
 from capture.core.facts import Facts

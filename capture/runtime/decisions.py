@@ -30,8 +30,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
+from capture.core.data import define, frozen
 from capture.core.facts import Break, Facts
 from capture.engines.base import Number
 from capture.key.input_places import InputPlace, with_places

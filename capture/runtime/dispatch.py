@@ -47,9 +47,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from attrs import frozen
-
 from capture.core.config import current as current_config
+from capture.core.data import frozen
 from capture.core.errors import CaptureBug
 from capture.core.facts import Inlined, Island
 from capture.core.interrupts import is_interrupt

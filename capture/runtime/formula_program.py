@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import field
 
+from capture.core.data import define, frozen
 from capture.observe.computed import Computed, same
 from capture.observe.returned_value import RETURNED
 from capture.runtime.noted_numbers import ASKING, Formula, function_of, may_be_given

@@ -20,8 +20,9 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import field
 
+from capture.core.data import define
 from capture.core.facts import Facts
 from capture.key.attributes import keeper_of
 from capture.key.input_places import InputPlace, number_place

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
-from attrs import define, field, frozen
+from attrs import field
 from typing_extensions import override
 
+from capture.core.data import define, frozen
 from capture.engines.base import LiftedNumbers, Number, NumbersToLift
 from capture.observe.capture_lock import locked
 from capture.observe.computed import Computed, Known, Left, Variable, same

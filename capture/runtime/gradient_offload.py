@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import field
 
+from capture.core.data import define
 from capture.key import pytree
 from capture.key.pytree import TENSOR_TYPES
 from capture.key.tensor_meta import bytes_of

@@ -20,9 +20,10 @@ import weakref
 from types import CodeType
 from typing import Any
 
-from attrs import define, evolve, field
+from attrs import evolve, field
 
 from capture.core import config
+from capture.core.data import define
 from capture.runtime.budget import FIRST_REST, LONGEST, Account, Budget, Spent
 
 _NONE = Account(calls=0, replays=0, efforts=0.0, ms=0.0, paid=0.0)

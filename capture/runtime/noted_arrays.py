@@ -11,8 +11,7 @@ import functools
 import types
 from typing import Any
 
-from attrs import define
-
+from capture.core.data import define
 from capture.key.array_inputs import numpy
 from capture.key.packages import is_library, package_of
 from capture.state.code_run import CodeRun

@@ -24,8 +24,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 
+from capture.core.data import define, frozen
 from capture.engines.base import Number
 
 _PLAIN = (float, int)

@@ -33,9 +33,10 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 from typing_extensions import override
 
+from capture.core.data import define, frozen
 from capture.core.facts import Facts
 from capture.engines.base import LiftedNumbers, Number
 from capture.key.exact import float_of

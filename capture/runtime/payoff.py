@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import torch
-from attrs import define, field
+from attrs import field
 
+from capture.core.data import define
 from capture.guards.key_guards import SAME
 from capture.key.signature import Leaf
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
 from capture.core import config
+from capture.core.data import frozen
 from capture.core.facts import Effect, EffectKind, Facts, Unkeyed
 from capture.core.findings import BRANCHING, Severity
 from capture.core.plan import CapturePlan

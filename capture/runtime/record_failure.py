@@ -12,9 +12,10 @@ from collections import deque
 from typing import Any
 
 import torch
-from attrs import define, evolve, field
+from attrs import evolve, field
 
 from capture.autograd.saved_graph import ForwardOutputs
+from capture.core.data import define
 from capture.core.facts import Facts
 from capture.core.interrupts import is_interrupt
 from capture.core.plan import CapturePlan

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from attrs import define, field
+from attrs import field
 
+from capture.core.data import define
 from capture.guards.read import Places
 from capture.key.input_places import InputPlace, is_input, may_be_input
 

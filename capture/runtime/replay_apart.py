@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attrs import frozen
-
+from capture.core.data import frozen
 from capture.key.signature import Leaf
 from capture.native import MISS
 from capture.runtime.buckets import Trim, Values

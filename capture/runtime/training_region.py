@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from attrs import define, evolve, frozen
+from attrs import evolve
 from typing_extensions import override
 
 from capture.autograd import accumulate_grad, higher_order, inner_results, leaf_swap, sole_use
@@ -29,6 +29,7 @@ from capture.autograd.result_groups import Keepers
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
 from capture.core.config import current as current_config
 from capture.core.config import using
+from capture.core.data import define, frozen
 from capture.core.errors import CaptureBug, CaptureError
 from capture.core.facts import Facts, GradientObstacle, GradientOrder, GradientUse
 from capture.core.interrupts import is_interrupt

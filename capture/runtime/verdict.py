@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Literal
 
-from attrs import frozen
-
+from capture.core.data import frozen
 from capture.core.facts import Facts
 from capture.core.plan import CapturePlan
 from capture.engines.base import Move

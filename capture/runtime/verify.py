@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 
 from capture.autograd.philox_seeds import may_be_seed
 from capture.core import config
+from capture.core.data import define, frozen
 from capture.core.interrupts import is_interrupt
 from capture.key import pytree, tensor_meta
 from capture.key.modes import inlined

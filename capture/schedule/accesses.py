@@ -14,8 +14,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from attrs import field, frozen
+from attrs import field
 
+from capture.core.data import frozen
 from capture.schedule.dependencies import Node, Span
 
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
 
-from attrs import define, field, frozen
+from attrs import field
+
+from capture.core.data import define, frozen
 
 Span = tuple[int, int]
 """Addresses from the first number up to the second one, which is left out."""

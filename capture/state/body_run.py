@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attrs import define
-
+from capture.core.data import define
 from capture.native import native
 
 

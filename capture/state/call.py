@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import define, evolve, field
+from attrs import evolve, field
 
+from capture.core.data import define
 from capture.core.facts import OpaqueLeaf
 from capture.core.options import Annotation
 from capture.key import objects, pytree

@@ -11,8 +11,9 @@ import types
 from collections.abc import Callable, Collection
 from typing import Any
 
-from attrs import define, field
+from attrs import field
 
+from capture.core.data import define
 from capture.key.packages import is_library, package_of
 from capture.native import native
 from capture.state import c_calls, keyed_reads

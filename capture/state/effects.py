@@ -13,8 +13,9 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from attrs import define, evolve, field
+from attrs import evolve, field
 
+from capture.core.data import define
 from capture.key.attributes import plain_class
 from capture.key.name_uses import ADDING, is_computed, name_uses
 from capture.key.packages import is_library, package_of

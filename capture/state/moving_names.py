@@ -11,8 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from attrs import define
-
+from capture.core.data import define
 from capture.key.code_names import same_value
 
 

@@ -12,8 +12,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attrs import frozen
-
+from capture.core.data import frozen
 from capture.key.attributes import HEAP
 from capture.key.code_names import MISSING
 from capture.key.packages import is_library, package_of

@@ -24,10 +24,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from capture.core.data import frozen
 from capture.key.code_names import MISSING, part_of
 from capture.key.signature import training_reader
 from capture.state.snapshot import Change, Snapshot

@@ -20,8 +20,9 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 
+from capture.core.data import define, frozen
 from capture.key import numpy_arrays, pytree
 from capture.key.attributes import MISSING, PROXIES, dict_of, keys_of, names_of, slots_of
 from capture.key.code_names import (

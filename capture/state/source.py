@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
-from attrs import define
 
+from capture.core.data import define
 from capture.key.attributes import (
     MISSING,
     in_slot,

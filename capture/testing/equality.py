@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 
 from capture.api.decorator import all_states
 from capture.api.inspect import state_of, values_of_call
 from capture.api.warmup import split_case
 from capture.core import config
+from capture.core.data import define, frozen
 from capture.core.errors import CaptureWarning
 from capture.key import pytree, tensor_meta
 from capture.key.pytree import PLAIN_TYPES

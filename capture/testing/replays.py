@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from attrs import define, field
+from attrs import field
 
 from capture.api.decorator import all_states, captured_states
 from capture.core import config
+from capture.core.data import define
 from capture.core.errors import CaptureWarning, UncapturableError
 from capture.core.events import Event, Log, listening
 from capture.core.findings import Finding, Severity

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from attrs import frozen
+
+from capture.core.data import frozen
 
 Loader: Any = getattr(getattr(torch._C, "_aoti", None), "AOTIModelPackageLoader", None)
 """The class of ``AOTICompiledModel.loader``. Without it packages are code that no operator tells of: run eagerly on the

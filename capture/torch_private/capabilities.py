@@ -16,9 +16,10 @@ from typing import Any
 import torch
 import torch.nn.functional
 import torch.profiler
-from attrs import frozen
 from torch.utils import _pytree as pytree  # registered containers; without it only built-in ones are opened
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # no fallback: observation itself
+
+from capture.core.data import frozen
 
 
 @frozen(kw_only=True)

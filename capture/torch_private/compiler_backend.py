@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch.utils import _python_dispatch
 
+from capture.core.data import frozen
 from capture.torch_private.capabilities import dispatch_mode_depth
 
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from attrs import define
-
 from capture.core import forks
+from capture.core.data import define
 from capture.native import native
 
 _INHERITED = object()

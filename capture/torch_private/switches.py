@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
 
+from capture.core.data import frozen
 from capture.native import native
 from capture.torch_private.setter_calls import SETTER_CALLS, notices_setters
 

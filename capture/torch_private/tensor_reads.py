@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
 
+from capture.core.data import frozen
 from capture.native import native
 from capture.torch_private.capabilities import HAS_METADATA_GUARD, metadata_check
 from capture.torch_private.libraries import library

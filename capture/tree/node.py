@@ -11,8 +11,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import torch
-from attrs import define, field
+from attrs import field
 
+from capture.core.data import define
 from capture.core.events import Log
 from capture.engines.base import Block, BoundInput, Recording
 from capture.native import native, seen

@@ -14,8 +14,9 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 
+from capture.core.data import define, frozen
 from capture.core.options import Outputs
 from capture.engines.base import Block, Geometry, OwnedOutput, Pool, Recording, on_storage
 from capture.key import pytree

@@ -12,8 +12,8 @@ import weakref
 from collections.abc import Iterable
 
 import torch
-from attrs import frozen
 
+from capture.core.data import frozen
 from capture.engines.base import Block
 from capture.tree.liveness import StorageWatch, hold, make_stale
 from capture.tree.node import Node

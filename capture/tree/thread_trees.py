@@ -12,11 +12,10 @@ import threading
 from contextvars import Token
 from typing import Any
 
-from attrs import frozen
-
 from capture.core import forks
 from capture.core.alive import Alive
 from capture.core.config import Config, current, put, put_back
+from capture.core.data import frozen
 from capture.engines.base import Backend
 from capture.native import native, seen
 from capture.torch_private.capabilities import NO_TASK, graph_task

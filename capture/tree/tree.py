@@ -26,9 +26,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import define
 
 from capture.core import config
+from capture.core.data import define
 from capture.core.events import Log
 from capture.engines.base import Backend, Block, Pool
 from capture.native import native, seen

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
 from typing_extensions import override
 
+from capture.core.data import frozen
 from capture.core.interrupts import is_interrupt
 from capture.engines.base import Geometry
 from capture.engines.cpu.tape import Ran, Stop, TapeStep

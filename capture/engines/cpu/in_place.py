@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
 
+from capture.core.data import frozen
 from capture.core.interrupts import is_interrupt
 from capture.engines.cpu.number_tensors import with_tensors
 from capture.engines.staging import ALIGNMENT, dense_enough

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import field
 
+from capture.core.data import define
 from capture.engines.base import Number, NumbersToLift
 from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep
 from capture.key.tensor_meta import bytes_of

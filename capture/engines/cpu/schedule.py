@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attrs import define
-
+from capture.core.data import define
 from capture.core.schedule import Schedule
 
 _GENERATORS = -1  # stands for the generators: operators that draw follow each other

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
-from attrs import define, evolve
+from attrs import evolve
 from typing_extensions import override
 
+from capture.core.data import define
 from capture.core.interrupts import is_interrupt
 from capture.engines.base import Block, BoundInput, Found, Geometry, IslandCall, Move, OwnedOutput, found, views_of
 from capture.engines.copy_out import OutputCopies

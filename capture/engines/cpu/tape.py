@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
+from capture.core.data import define, frozen
 from capture.core.interrupts import is_interrupt
 from capture.core.schedule import Schedule
 from capture.engines.base import Block, BoundInput, Geometry, Move, Number, OwnedOutput, Refusal, on_storage, views_of

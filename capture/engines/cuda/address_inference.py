@@ -18,7 +18,9 @@ import bisect
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
+
+from capture.core.data import frozen
 
 _NEAR = 1 << 32  # bytes: as far as a kernel's 32-bit offsets reach
 NodeKind = Literal["kernel", "memcpy", "memset", "other"]

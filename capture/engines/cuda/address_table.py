@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import define
 
+from capture.core.data import define
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.address_inference import AddressWord
 from capture.engines.cuda.kernel_params import GraphNode, ParameterWriter

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from attrs import frozen
 
+from capture.core.data import frozen
 from capture.engines.base import Input, Move, Refusal
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.address_inference import CaptureDifference, RangeIndex, TensorRange, infer_addresses

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import define, evolve, field
+from attrs import evolve, field
 
+from capture.core.data import define
 from capture.engines.base import Geometry
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.staging import ALIGNMENT, Staging, copy_uncounted, over, put_back

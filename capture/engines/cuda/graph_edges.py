@@ -9,8 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 
-from attrs import frozen
-
+from capture.core.data import frozen
 from capture.engines.cuda.driver import driver_function
 from capture.engines.cuda.kernel_params import DriverError
 from capture.schedule.dependencies import Span

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
+from capture.core.data import frozen
 from capture.engines.base import Geometry
 from capture.engines.cuda.capture_graph import RefusedError
 from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy, make_device_copy

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import field
 
+from capture.core.data import define, frozen
 from capture.engines.base import Block, Geometry, IslandCall, views_of
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.island_arguments import filled, template_of

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
-from attrs import define
 
+from capture.core.data import define
 from capture.engines.cuda.address_inference import NodeParameters
 
 _NAMES = (

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define, evolve, field
+from attrs import evolve, field
 from typing_extensions import override
 
+from capture.core.data import define
 from capture.engines.base import Number, NumbersToLift, Refusal
 from capture.engines.cuda import graph_edges, kernel_params
 from capture.engines.cuda.calibrate import CalibrationSetup, capture_again

@@ -11,9 +11,10 @@ from collections import deque
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import field
 from typing_extensions import override
 
+from capture.core.data import define
 from capture.engines.cuda.recorder import GraphRecorder
 from capture.key.tensor_meta import nbytes_of, span_bytes
 from capture.observe.operator_schema import Operator, OperatorTraits, looked_up, tensors_in, tensors_out, written

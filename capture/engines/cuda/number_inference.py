@@ -19,8 +19,9 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
+from capture.core.data import define, frozen
 from capture.engines.cuda.address_inference import NodeParameters
 
 Number = float | int

@@ -24,8 +24,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
+from capture.core.data import frozen
 from capture.engines.base import Address, Block, Geometry, views_of
 from capture.engines.cuda.stopped_capture import end_stopped_capture
 from capture.engines.cuda.streams import (

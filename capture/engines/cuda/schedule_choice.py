@@ -11,7 +11,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-from attrs import define, field
+from attrs import field
+
+from capture.core.data import define
 
 Order = Literal["recorded", "by data"]
 ROUNDS: tuple[Order, ...] = ("recorded", "by data", "recorded", "by data")

@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import torch
-from attrs import frozen
 
+from capture.core.data import frozen
 from capture.core.schedule import Schedule
 from capture.engines.cuda import graph_edges, kernel_params
 from capture.engines.cuda.graph_edges import PLAIN, GraphEdge

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 from typing_extensions import override
 
+from capture.core.data import define, frozen
 from capture.engines.base import Block, Geometry
 from capture.engines.cuda.capture_graph import Capture, RefusedError
 from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy, InputCopies

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
-from attrs import frozen
 
 from capture.core import forks
 from capture.core.alive import Alive
+from capture.core.data import frozen
 from capture.engines.cuda.driver import driver_function
 from capture.native import native
 from capture.observe.capture_lock import BusyError, locked, locked_or

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import define
 from typing_extensions import override
 
+from capture.core.data import define
 from capture.core.facts import Drift, SequenceChange
 from capture.engines.cuda.capture_graph import RefusedError
 from capture.engines.cuda.pool import CudaPool

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch.autograd import graph
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import get_default_nowrap_functions
 
+from capture.core.data import frozen
 from capture.observe.probes.host_arguments import host_arguments
 from capture.torch_private import autocast, devices
 from capture.torch_private.checkpoints import is_asking, is_checkpoint

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from attrs import frozen
 
+from capture.core.data import frozen
 from capture.torch_private.getters import PROPERTIES_OF_TENSORS
 from capture.torch_private.monkeypatch import Listening, is_asked_by_users, made_once, replaced
 
