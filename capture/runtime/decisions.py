@@ -587,11 +587,10 @@ class _Seen:
     def given_in(self, other: _Seen, own: Numbers, others: Numbers) -> list[Formula] | None:
         """The formulas of what operators got, where the runs did the same, but that these are other numbers in each,
         and what was made of them. None where they did not. ``own``: the numbers of this run."""
+        numbers = self.numbers(own)
         try:
-            texts = {
-                text: (repr(formula.value(own)), repr(formula.value(others)))
-                for text, formula in self.numbers(own).items()
-            }
+            values = [map(repr, _values(numbers.values(), given, {})) for given in (own, others)]
+            texts = dict(zip(numbers, zip(*values, strict=True), strict=True))
         except (ArithmeticError, ValueError, TypeError):
             return None
         mine, theirs = self.facts, other.facts
@@ -601,12 +600,13 @@ class _Seen:
         if not all(map(is_like, mine.scalars, theirs.scalars)) or not self._left_like(other):
             return None
         differing = differing_parts(mine.scalars, theirs.scalars)
-        return [formula for text, formula in self.numbers(own).items() if texts[text] in differing]
+        return [formula for text, formula in numbers.items() if texts[text] in differing]
 
     def numbers(self, own: Numbers) -> dict[str, Formula]:
         """All that Python computed which is a number, and no text, by the text of the formula."""
         formulas = {formula.text(): formula for formula in self.noting.formulas.values()}
-        return {text: formula for text, formula in formulas.items() if type(formula.value(own)) in _PLAIN}
+        values = _values(formulas.values(), own, {})
+        return {text: one for (text, one), value in zip(formulas.items(), values, strict=True) if type(value) in _PLAIN}
 
     def _left_like(self, other: _Seen) -> bool:
         alike = self.amounts == other.amounts and self.changed == other.changed
@@ -736,7 +736,8 @@ def _left_after_others(
     before, left = dict(zip(variables, (*own, *read.values()), strict=True)), first.noting.not_told()
     may_give, given_to_operators = bool(read) and _may_give(captured, call), dict[str, Formula]()
     for others in _like(first.noting, before):
-        differing = {text for text, formula in left.items() if _differs(formula, before, others)}
+        values = _values(left.values(), before, {}), _values(left.values(), others, {})
+        differing = {text for text, *both in zip(left, *values, strict=True) if _differ(*both)}
         if left and not differing:
             continue
         given = {number: others["read", number] for number in wanted}
@@ -822,9 +823,13 @@ def _is_compared(text: str, read: Break) -> bool:
 Numbers = Mapping[Variable, Any]
 
 
-def _differs(formula: Formula, own: Numbers, others: Numbers) -> bool:
-    value, value_of_others = formula.value(own), formula.value(others)
-    return bool(value != value_of_others) and not same(value, value_of_others)  # NaN shows nothing
+def _values(formulas: Iterable[Formula], numbers: Numbers, known: dict[Formula, Any]) -> list[Any]:
+    """Their values for these numbers. ``known``: see ``Formula.value``."""
+    return [formula.value(numbers, known) for formula in formulas]
+
+
+def _differ(value: Any, other: Any) -> bool:
+    return bool(value != other) and not same(value, other)  # NaN shows nothing
 
 
 def _like(noting: Noting, own: Numbers) -> Iterator[Numbers]:
@@ -834,14 +839,22 @@ def _like(noting: Noting, own: Numbers) -> Iterator[Numbers]:
     if not noting.questions:
         yield from _near(own, left)
     tried = min(_TRIED, _MOST_VALUES // (len(left) + 1))  # a step of Adam has some formulas a parameter
+    values = _values(left, own, {})
     for numbers in itertools.islice(others_than([*own.values()], noting.formulas.values()), tried):
         others: Numbers = dict(zip(own, numbers, strict=True))
+        known = dict[Formula, Any]()
         try:
-            alike = all(type(formula.value(others)) is type(formula.value(own)) for formula in left)
-            if alike and all(question.answer(others) == answer for question, answer in noting.questions.items()):
-                candidates.append((sum(_differs(formula, own, others) for formula in left), others))
+            of_others = _values(left, others, known)
+            alike = [*map(type, of_others)] == [*map(type, values)]
+            if not alike or any(asked.answer(others, known) != answer for asked, answer in noting.questions.items()):
+                continue
         except (ArithmeticError, ValueError, TypeError):
             continue
+        differing = sum(map(_differ, values, of_others))
+        if differing == len(values):  # no others come before these
+            yield others
+        else:
+            candidates.append((differing, others))
     for _, others in sorted(candidates, key=lambda candidate: -candidate[0]):
         yield others
 
@@ -854,7 +867,7 @@ def _near(own: Numbers, formulas: Iterable[Formula]) -> Iterator[Numbers]:
             for at, (variable, number) in enumerate(own.items())
         }
         try:
-            if all(type(formula.value(others)) is type(formula.value(own)) for formula in formulas):
+            if [*map(type, _values(formulas, others, {}))] == [*map(type, _values(formulas, own, {}))]:
                 yield others
         except (ArithmeticError, ValueError, TypeError):
             continue

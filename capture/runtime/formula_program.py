@@ -122,7 +122,9 @@ class _Builder:
             return self.known.get(key) or self.slot(key, -1, operand)
         if not operand.operation:
             return self._variable(operand.operands[0])
-        return self.step(operand.operation, function_of(operand.operation), operand.operands)
+        if operand not in self.known:
+            self.known[operand] = self.step(operand.operation, function_of(operand.operation), operand.operands)
+        return self.known[operand]
 
     def _variable(self, variable: Any) -> tuple[int, int]:
         if variable in self.known or isinstance(variable, tuple):

@@ -48,13 +48,10 @@ def _left(node: Node, outputs: OutputPlan) -> tuple[tuple[int, Any], ...] | None
         return outputs.reads
     if computed.asked or computed.positions or computed.given or node.placed:
         return None
-    if any(isinstance(which, Formula) and _may_raise(which) for _, which in outputs.reads):
+    formulas = [which for _, which in outputs.reads if isinstance(which, Formula)]
+    if any(part.may_raise() for formula in formulas for part in formula.parts()):
         return None
     return tuple([(at, _number_of(which)) for at, which in outputs.reads])
-
-
-def _may_raise(formula: Formula) -> bool:
-    return formula.may_raise() or any(isinstance(one, Formula) and _may_raise(one) for one in formula.operands)
 
 
 def _number_of(which: Any) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import hashlib
 import itertools
 import math
 import operator
@@ -69,6 +70,8 @@ _EQUAL = frozenset({("eq", True), ("ne", False), ("bool", False)})
 _MOST = 256
 """Formulas of one run. A body that computes more numbers than that does not pass them on as they are."""
 _MOST_QUESTIONS = 32
+_LONG = 256
+"""Letters of a formula's text. What is longer is told by a digest."""
 _FAR = 1013  # as an index it raises
 _FEW = 2  # remainders: what is divided by this is told by the remainder itself
 _LARGEST = 1 << 53  # from there on not every whole number is a float
@@ -82,18 +85,33 @@ class Formula:
 
     operation: str
     operands: tuple[Any, ...]
+    _text: str = field(init=False, repr=False)
 
-    def value(self, numbers: Any) -> Any:
+    @_text.default
+    def _written(self) -> str:
+        """Formulas share parts: a text that has all of them in full would double with each ``n = n * a + n * b``."""
+        text = f"{self.operation}({', '.join(map(_text_of, self.operands))})"
+        return text if len(text) <= _LONG else f"{self.operation}(#{hashlib.sha1(text.encode()).hexdigest()})"
+
+    def value(self, numbers: Any, known: dict[Formula, Any] | None = None) -> Any:
         """The number that Python computes. Raises what the operation raises. ``numbers``: by position, or by what
-        stands for it there."""
-        if not self.operation:
-            return numbers[self.operands[0]]
-        found: Any = _do(self.operation, [_value_of(operand, numbers) for operand in self.operands])
-        return found
+        stands for it there. ``known``: values of formulas for these numbers, to which this one adds. Formulas share
+        their parts, so without it a long chain of them would be computed from its begin for each."""
+        known = {} if known is None else known
+        todo = [] if self in known else [self]
+        while todo:  # a chain of some hundred formulas would be too deep for functions that call themselves
+            formula = todo[-1]
+            unknown = [one for one in formula.operands if type(one) is Formula and one not in known]
+            if unknown:
+                todo += reversed(unknown)
+                continue
+            operands = [known[one] if type(one) is Formula else one for one in formula.operands]
+            known[todo.pop()] = _do(formula.operation, operands) if formula.operation else numbers[operands[0]]
+        return known[self]
 
     def text(self) -> str:
         """Equal for equal formulas of any run."""
-        return f"{self.operation}({', '.join(map(_text_of, self.operands))})"
+        return self._text
 
     def may_raise(self) -> bool:
         """Whether the operation itself raises for other numbers."""
@@ -101,11 +119,18 @@ class Formula:
             return False
         return self.operation not in _DIVIDE or type(self.operands[1]) is Formula
 
+    def parts(self) -> dict[Formula, None]:
+        """It and all that it is made of, each once."""
+        found, todo = dict.fromkeys([self]), [self]
+        while todo:
+            inside = [one for one in todo.pop().operands if type(one) is Formula and one not in found]
+            found.update(dict.fromkeys(inside))
+            todo += inside
+        return found
+
     def origins(self) -> frozenset[Any]:
         """Positions of the numbers that it is made of, or what stands for them."""
-        if not self.operation:
-            return frozenset(self.operands)
-        return frozenset().union(*(operand.origins() for operand in self.operands if type(operand) is Formula))
+        return frozenset([part.operands[0] for part in self.parts() if not part.operation])
 
 
 @frozen
@@ -122,11 +147,12 @@ class Question:
         """As those of a formula."""
         return frozenset().union(*(operand.origins() for operand in self.operands if type(operand) is Formula))
 
-    def answer(self, numbers: Any) -> Any:
-        """The answer for these numbers of a call. Raises what the operation raises."""
+    def answer(self, numbers: Any, known: dict[Formula, Any] | None = None) -> Any:
+        """The answer for these numbers of a call. Raises what the operation raises. ``known``: see ``Formula``."""
+        known = {} if known is None else known
         if self.operation == "raises":
-            return _error_of(self.operands[0], numbers)
-        return ASKING[self.operation](*[_value_of(operand, numbers) for operand in self.operands])
+            return _error_of(self.operands[0], numbers, known)
+        return ASKING[self.operation](*[_value_of(operand, numbers, known) for operand in self.operands])
 
     def fixed(self, answer: Any) -> Formula | None:
         """The formula whose value this answer tells."""
@@ -140,10 +166,10 @@ class Question:
         return formulas[0] if len(formulas) == 1 else None
 
 
-def _error_of(formula: Formula, numbers: Any) -> str:
+def _error_of(formula: Formula, numbers: Any, known: dict[Formula, Any]) -> str:
     """The name of the error that is raised; empty if none is."""
     try:
-        formula.value(numbers)
+        formula.value(numbers, known)
     except _ERRORS as error:
         return type(error).__name__
     return ""
@@ -153,8 +179,8 @@ def _text_of(operand: Any) -> str:
     return operand.text() if type(operand) is Formula else f"{type(operand).__name__} {operand!r}"
 
 
-def _value_of(operand: Any, numbers: Any) -> Any:
-    return operand.value(numbers) if type(operand) is Formula else operand
+def _value_of(operand: Any, numbers: Any, known: dict[Formula, Any]) -> Any:
+    return operand.value(numbers, known) if type(operand) is Formula else operand
 
 
 def may_vary(value: Number) -> bool:

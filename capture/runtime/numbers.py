@@ -174,7 +174,8 @@ class Watched:
     def values(self, own: Sequence[Number]) -> list[Number] | None:
         """All numbers that the body computes of its own; None where Python cannot."""
         try:
-            return [formula.value(own) for formula in self.formulas]
+            known = dict[Formula, Any]()
+            return [formula.value(own, known) for formula in self.formulas]
         except (ArithmeticError, ValueError, TypeError):
             return None
 
@@ -587,11 +588,11 @@ class Lifted:
 
     def numbers_of(self, own: Sequence[Number]) -> list[Number] | None:
         """What operators get for these numbers of a call; None where Python cannot compute it."""
-        used = self.numbers.used
+        used, known = self.numbers.used, dict[Formula, Any]()
         try:
-            call_numbers = own if self._is_plain else [self.watched.formulas[at].value(own) for at in used]
+            call_numbers = own if self._is_plain else [self.watched.formulas[at].value(own, known) for at in used]
             for formula in self.watched.raising:
-                formula.value(own)
+                formula.value(own, known)
             if not self.watched.answers_alike(own):
                 return None
         except (ArithmeticError, ValueError, TypeError):  # Python raises that again, in the body

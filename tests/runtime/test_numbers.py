@@ -20,6 +20,7 @@ from capture.runtime.noted_math import noting_math
 from capture.runtime.noted_numbers import Noted, Noting
 from tests.support.bucketed import assert_same
 from tests.support.device import DEVICE, EXECUTES, LIFTS
+from tests.support.python_calls import python_calls
 
 ON_THE_CPU = DEVICE.type == "cpu"
 MANY = [0.1, 0.12, 0.3, 0.07, 3.7, -0.2, 1e-30, 1e30, 0.999, 2.5, -1.5, 7.0, 0.1, 0.3, 1e-3]
@@ -208,6 +209,27 @@ def test_what_is_computed_from_numbers_is_a_formula(computed: Callable[..., Any]
         expected, again = computed(*numbers), noted.formula.value(numbers)
         assert type(again) is type(expected)
         assert repr(again) == repr(expected)
+
+
+def halves(count: int) -> Callable[[Tensor, float], Tensor]:
+    def body(x: Tensor, s: float) -> Tensor:
+        for _ in range(count):
+            s = s * 0.7 + s * 0.2
+        return x * s
+
+    return body
+
+
+@pytest.mark.parametrize("count", [12, 80])  # the longest chain of formulas that one run may have has 240 of them
+def test_formulas_that_share_their_parts_are_computed_once(count: int) -> None:
+    body = halves(count)
+    f = capture(lambda x, s: body(x, s))
+    run_beside(f, body, [*MANY, 0.77, -1.25])
+    assert is_lifted(f) == LIFTS
+    x = torch.randn(4)
+    for value in (0.31, 0.32, 0.34, 0.35):
+        f(x, value)
+    assert len(python_calls(lambda: f(x, 0.33))) < 40 * count  # each step doubled them
 
 
 def divmod_(s: float) -> Any:
