@@ -449,7 +449,7 @@ def may_take_reads(captured: Captured, entry: Entry, facts: Facts) -> bool:
     if not is_like_code or not read_by_number(facts, candidates):
         return False
     if candidates:
-        asked = (question for one in candidates for question, _ in one.asked)
+        asked = (question for one in candidates for question, _ in one.asked if is_of_read(question))
         return any(one.given for one in candidates) and all(question.operation == "raises" for question in asked)
     if entry.facts is None and len(captured.entries()) > _FIRST_KEYS:
         return False  # another key in each call, as of a counter: no recording is made to serve both
@@ -464,7 +464,8 @@ def _gets_lists(operator: str) -> bool:
 def take_reads_no_more(captured: Captured) -> None:
     """What operators get of numbers that the host reads is left to a function beside the recordings from now on."""
     captured.reads_stay = True
-    if captured.decisions is not None and not captured.decisions.positions:
+    kept: Decisions | None = captured.decisions
+    if kept is not None and (kept.candidates() or not kept.positions):  # without the step the body asks something else
         captured.decisions = None
 
 

@@ -240,6 +240,31 @@ def test_two_shapes_and_a_schedule() -> None:
     both(program, lambda number: (data(number)[: 4 + number % 2],))
 
 
+@given
+def test_a_step_beside_a_number_that_is_asked() -> None:
+    """The loop of a training script gives the number of the batch, to log now and then: what the optimizer reads and
+    what the body asks of that number are found out together."""
+
+    def program(wrap: Callable[[Any], Any]) -> Any:
+        model, seen = net(), list[Tensor]()
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+        @wrap
+        def step(x: Tensor, batch: int) -> Tensor:
+            found: Tensor = model(x).square().mean()
+            optimizer.zero_grad()
+            found.backward()
+            optimizer.step()
+            if batch % 15 == 0:
+                seen.append(found.detach())
+            return found.detach()
+
+        return step, lambda: [list(model.parameters()), optimizer.state_dict(), seen]
+
+    step = both(program, lambda number: (data(number), number))
+    assert recordings(step).replays > CALLS // 2
+
+
 def test_functions_that_follow_one_another() -> None:
     """The second one's recording does not begin the step."""
 
