@@ -91,7 +91,39 @@ def _formats(code: types.CodeType) -> bool:
     """Whether the code may make a text of a number by ``"%.2f" % x``, in which no method of the number is called."""
     if not any(type(one) is str and _CONVERSION.search(one) for one in code.co_consts):
         return False
-    return any(one.opname == "BINARY_OP" and one.argrepr in ("%", "%=") for one in dis.get_instructions(code))
+    steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG", "NOP")]
+    if not any(map(_takes_remainder, steps)):
+        return False
+    return any(
+        type(one.argval) is str and _CONVERSION.search(one.argval) and _is_formatted(steps[at + 1 :])
+        for at, one in enumerate(steps) if one.opname.startswith("LOAD_CONST")
+    )  # fmt: skip
+
+
+def _takes_remainder(step: dis.Instruction) -> bool:
+    return step.opname == "BINARY_OP" and step.argrepr in ("%", "%=")
+
+
+def _is_formatted(steps: Sequence[dis.Instruction]) -> bool:
+    """Whether what lies on top of the stack may be on the left of ``%`` in these steps. It is not where a call takes it
+    before, as in ``log.info("%d", step)``, or an f-string that is no such operand itself."""
+    above = 0
+    for step in steps:
+        if step.opname == "BUILD_STRING" and above < (step.arg or 0):
+            above = 0
+            continue
+        if (step.opname == "BINARY_OP" and above < 2) or step.opcode in _MOVING:
+            return above == 1 or not _takes_remainder(step)
+        if above == 0 and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            return False
+        above += dis.stack_effect(step.opcode, step.arg if step.opcode >= dis.HAVE_ARGUMENT else None)
+        if above < 0:
+            return not step.opname.startswith(("CALL", "PRECALL", "POP_TOP", "RETURN", "RAISE"))
+    return False
+
+
+_MOVING = frozenset({*dis.hasjrel, *dis.hasjabs, *(dis.opmap.get(name, -1) for name in ("SWAP", "COPY", "FOR_ITER"))})
+"""Operations after which not every path has as much on the stack."""
 
 
 def _calls_methods(code: types.CodeType) -> bool:

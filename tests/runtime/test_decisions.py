@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -324,6 +325,73 @@ def test_method_of_a_module_and_a_keyword() -> None:
         return lambda n: model.step(torch.randn(2, 4), step=n)
 
     assert twins(program) > CALLS // 2
+
+
+LOG = logging.getLogger("tests.of.decisions")
+
+
+def logged(n: int) -> None:
+    if n % 20 == 0:
+        LOG.debug("step %d of %d", n, n % 7)
+
+
+def f_string(n: int) -> None:
+    if n % 20 == 0:
+        LOG.debug(f"{n % 7}% done")
+
+
+def documented(n: int) -> None:
+    """Logs n, as in "%d"."""
+    if n % 20 == 0:
+        LOG.debug("done")
+
+
+@pytest.mark.parametrize("log", [logged, f_string, documented])
+def test_remainders_beside_texts_that_something_else_formats(log: Callable[[int], None]) -> None:
+    """``%`` is taken of numbers here, and no text stands on its left."""
+
+    def program(wrap: Wrap) -> Step:
+        @wrap
+        def f(x: Tensor, n: int) -> Tensor:
+            log(n)
+            return torch.relu(x) + (1 if n % 4 == 0 else 2)
+
+        return lambda n: f(torch.randn(4), n)
+
+    assert twins(program) > CALLS // 2
+
+
+TEXTS: dict[str, Callable[[Any], str]] = {
+    "literal": lambda n: "%.0f" % (n / 100),
+    "named": lambda n: _named("%d", n // 100),
+    "joined": lambda n: ("%d" + " done") % (n // 50),
+    "either": lambda n: ("%d" if n > 0 else "%x") % (n // 50),
+}
+
+
+def _named(text: str, n: int) -> str:
+    """Of a default argument, "%d", and n."""
+    form = "%d" if text else "%x"
+    return form % n
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_that_are_formatted_by_remainder(name: str) -> None:
+    """A number that C code reads for a text stays in the key, though most such texts are alike."""
+
+    def program(wrap: Wrap) -> Step:
+        texts: list[str] = []
+
+        @wrap
+        def f(x: Tensor, n: int) -> Tensor:
+            if n % 20 == 0:
+                texts.append("twenty")
+            texts.append(TEXTS[name](n))
+            return torch.relu(x) + 1
+
+        return lambda n: (f(torch.randn(4), n), texts)
+
+    twins(program)
 
 
 def test_undone_runs_leave_no_trace() -> None:
