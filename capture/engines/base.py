@@ -50,7 +50,7 @@ _offset, _stride = torch.Tensor.storage_offset, torch.Tensor.stride
 itself."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, cache_hash=True)
 class Geometry:
     """A tensor on a storage that begins where its block begins. Offset and strides in elements."""
 

@@ -174,7 +174,7 @@ class ObserveMode(BreakNotes):
             with self:  # elsewhere torch opens it before a mode sees it
                 return op_traits.composite(*args, **kwargs)
         self._at = None
-        inputs = list(tensors_in(args, kwargs))
+        inputs = tensors_in(args, kwargs)
         storages, devices = list(map(storage_of, inputs)), {tensor.device for tensor in inputs}
         self._look_at_arrays(op_traits, lambda arrays: arrays.have_changed(storages))
         lifted = op_traits.lifts  # torch.tensor(...): a constant, new memory on every run

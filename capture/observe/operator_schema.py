@@ -269,17 +269,24 @@ def is_tensor(value: object) -> bool:
     return kind in TENSORS or (kind not in PLAIN_TYPES and isinstance(value, torch.Tensor))
 
 
-def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Tensors among an operator's arguments, lists of tensors opened."""
+    found: list[torch.Tensor] = []
     for argument in (*args, *kwargs.values()) if kwargs else args:
-        if is_tensor(argument):
-            yield argument
+        kind = type(argument)
+        if kind in TENSORS:  # the check by type comes first, as in ``is_tensor``
+            found.append(argument)
+        elif kind in PLAIN_TYPES:
+            continue
+        elif isinstance(argument, torch.Tensor):
+            found.append(argument)
         elif isinstance(argument, (list, tuple)):
             for member in argument:
                 if is_tensor(member):
-                    yield member
+                    found.append(member)
                 elif type(member) is list:  # of collectives
-                    yield from tensors_in((member,), {})
+                    found += tensors_in((member,), {})
+    return found
 
 
 def plain_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
@@ -347,7 +354,7 @@ def written(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             yield from ((args[index], True) for index in (mean, var) if isinstance(args[index], torch.Tensor))
 
 
-def given_outs(op: OperatorTraits, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+def given_outs(op: OperatorTraits, kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """What is given as ``out=``: kernels give it the shape of the result, and other memory where that is larger."""
     return tensors_in(tuple(kwargs.get(name) for name in op.writes if isinstance(name, str)), {})
 
@@ -366,7 +373,7 @@ def shape_depends_on_data(op: OperatorTraits, args: tuple[Any, ...], kwargs: dic
 
 def breaks(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the host has to wait for values in this call, so that no graph can hold it."""
-    return op.reads_host or shape_depends_on_data(op, args, kwargs)
+    return op.reads_host or ((op.indexes or op.data_dependent_shape) and shape_depends_on_data(op, args, kwargs))
 
 
 def read_text(result: Any) -> str:
@@ -395,7 +402,8 @@ def _fills(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def lacks_tensor(op: Operator, args: Sequence[Any]) -> bool:
     """Whether a tensor that is not optional is None: autograd passes undefined tensors to backward operators, below its
     own checks, where nobody else may."""
-    return any(value is None for value in args) and any(
+    kinds = set(map(type, args))
+    return type(None) in kinds and any(
         value is None and str(argument.type) == "Tensor"
         for argument, value in zip(op._schema.arguments, args, strict=False)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import gc
 import inspect
 import sys
@@ -62,6 +63,26 @@ def test_the_first_call_of_a_small_function_runs_little_python() -> None:
     most = 2500 if DEVICE.type == "cpu" else 2700  # 3,500 while code around the body and all names of torch were read
     assert counts[0] <= most, counts
     assert counts[1] <= 3000, counts  # 3,130 while handlers of signals were made enumerations
+
+
+def many(count: int) -> typing.Callable[[Tensor], Tensor]:
+    def body(x: Tensor) -> Tensor:
+        for _ in range(count):
+            x = torch.relu(x * 2 - 0.5)
+        return x
+
+    return body
+
+
+def test_an_operator_costs_little_in_the_first_calls() -> None:
+    x, counts = torch.randn(4), []
+    for count in (8, 8, 24):  # proofs of the first ones hold for the others
+        function = capture(many(count))
+        counts.append([functions_run(functools.partial(function, x)) for _ in range(2)])
+    watched, recorded = [(more - less) / 48 for more, less in zip(counts[2], counts[1], strict=True)]
+    most = 160 if DEVICE.type == "cpu" else 60
+    assert watched <= 40, watched
+    assert recorded <= most, recorded  # on the CPU 222 while all of a step was found anew for each form that is tried
 
 
 def test_a_step_of_adam_is_proven_without_looking_for_many_numbers() -> None:

@@ -68,7 +68,7 @@ class Answers(ObserveMode):
             if ran.step.acts or is_interrupt(self._stop.error):
                 self._end()  # it may have written a part of its results
             return self.operate(op, args, kwargs)
-        result = self._answered(ran.result, ran.step, list(tensors_in(args, kwargs)))
+        result = self._answered(ran.result, ran.step, tensors_in(args, kwargs))
         self._ran = (result,)
         return result
 

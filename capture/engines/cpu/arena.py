@@ -73,14 +73,16 @@ class Arena:
         self._settle()
         nbytes = nbytes or ALIGNMENT
         size = _rounded(nbytes)
-        fits = [(length, address) for address, length in self._free if length >= size]
+        fits = [(length, at) for at, (_, length) in enumerate(self._free) if length >= size]
         if not fits:
             self._grow(size)
             return self.allocate(nbytes)
-        length, address = min(fits)
-        self._free.remove((address, length))
+        length, at = min(fits)
+        address = self._free[at][0]
         if length > size:
-            bisect.insort(self._free, (address + size, length - size))
+            self._free[at] = address + size, length - size
+        else:
+            del self._free[at]
         segment = self._segment(address)
         segment.used = max(segment.used, address + size - segment.begin)
         return Block(address, nbytes)

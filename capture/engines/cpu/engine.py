@@ -38,6 +38,7 @@ from capture.engines.island_arguments import template_of
 from capture.engines.staging import InputGroup, copy_uncounted, give_memory, over, put_back, stage
 from capture.engines.undo import most_undo
 from capture.key.modes import here
+from capture.key.pytree import PLAIN_TYPES
 from capture.key.tensor_meta import span_bytes
 from capture.observe import collectives
 from capture.observe.break_notes import IslandBegin
@@ -52,9 +53,9 @@ from capture.observe.operator_schema import (
     OperatorTraits,
     breaks,
     lacks_tensor,
+    looked_up,
     tensors_in,
     tensors_out,
-    traits,
 )  # fmt: skip
 from capture.observe.released_gradients import keep
 from capture.observe.run import ObservedRun, run_watched
@@ -234,7 +235,7 @@ class _Staged:
             for position, number in self._registers:
                 if position in written:
                     copy = torch.Tensor.copy_ if position in counted else copy_uncounted
-                    copy(leaves[position], self._tape.registers[number])
+                    copy(leaves[position], self._tape.tensor(number))
             for group in self.staging.groups:
                 if written & set(group.members):
                     group.copy_out(leaves)
@@ -380,39 +381,29 @@ class TapeRecorder(ObserveMode):
     @override
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator, then keep its results in the arena."""
-        ran, before = self._tape.ran, self._tape.num_ops
-        ran.append(Ran(op))
-        at = len(ran)
+        ran, before = Ran(op), self._tape.num_ops
+        self._tape.ran.append(ran)
         result = self._record(op, args, kwargs)
         # a pending collective keeps the tensors alive
         if self._tape.num_ops > before and not self._tape.has_collectives:
-            step = self._tape.last_step()
-            ran[at - 1] = Ran(op, step, self._form_of(step, result, args, kwargs))
+            ran.step = self._tape.last_step()
+            ran.result = _form_of(ran.step, result, args, kwargs)
         return result
 
-    def _form_of(self, step: TapeStep, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if step.name == "constant":
-            return answers.form_of(result, [result], ())
-        flat = tensors_out(result)
-        if len(flat) != len(step.outs):  # some members are no tensors
-            flat = list(result) if isinstance(result, (tuple, list)) else [result]
-        made = [tensor if out is not None else None for tensor, out in zip(flat, step.outs, strict=False)]
-        return answers.form_of(result, made, list(tensors_in(args, kwargs)))
-
     def _record(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        op_traits = traits(op)
-        is_break, tensors = breaks(op_traits, args, kwargs), list(tensors_in(args, kwargs))
+        op_traits, function, _ = looked_up(op)
+        is_break, tensors = breaks(op_traits, args, kwargs), tensors_in(args, kwargs)
         for tensor in tensors:
             if not _is_plain(tensor):
                 self._fail(f"{op_traits.name} reads a tensor that is quantized, not strided, or not on the CPU")
         if op_traits.metadata != "no" and (op_traits.resizes or not self.made(args[0])):
             self._fail(f"{op_traits.name} changes the shape of a tensor in place")
         if self.failure is not None or op_traits.metadata != "no":
-            return self.operate(op, args, kwargs)
+            return self.operate(function, args, kwargs)
         inputs = {id(tensor.untyped_storage()) for tensor in tensors}
-        step = self._step(op, op_traits, args, kwargs)
+        step = self._step(op, op_traits, function, args, kwargs)
         form, trial = (None, None) if step is None or is_break else self._in_place(op, op_traits, step, args, kwargs)
-        result = self.operate(op, args, kwargs)
+        result = self.operate(function, args, kwargs)
         if op_traits.collective:
             self._tape.has_collectives = True
         # the result is moved below, so it has to be complete
@@ -423,11 +414,11 @@ class TapeRecorder(ObserveMode):
             self._fail(f"{op_traits.name} makes a tensor that is quantized, not strided, or not on the CPU")
             return result
         fresh = [out for out in outs if id(out.untyped_storage()) not in inputs]
-        if len({id(out.untyped_storage()) for out in fresh}) < len(fresh):
+        if len(fresh) > 1 and len({id(out.untyped_storage()) for out in fresh}) < len(fresh):
             self._fail(f"{op_traits.name} gives tensors that share memory, which its schema does not say")
             return result
-        acts = op_traits.writes or op_traits.norm is not None or op_traits.opaque or op_traits.collective or is_break
-        acts = acts or result is None  # an operator without a result is called for its checks
+        alone = op_traits.opaque or op_traits.collective or op_traits.norm is not None or is_break
+        acts = alone or op_traits.writes or result is None  # without a result it is called for its checks
         if step is None or not (fresh or acts):
             if op_traits.base.startswith("lift") and step is not None:
                 return self._constant(args[0])
@@ -439,14 +430,14 @@ class TapeRecorder(ObserveMode):
         moved = {id(out): self._move(out) for out in fresh}
         step.outs = [_source_of(moved.get(id(member))) for member in (outs if is_break else flat)]
         step.form, step.acts = "copy" if fresh else "call", bool(acts or op_traits.draws)
-        written = [step.args[at] if isinstance(at, int) else step.kwargs.get(at) for at in op_traits.writes]
-        step.writes = tuple(registers_in(written))
-        alone = op_traits.opaque or op_traits.collective or op_traits.norm is not None or is_break
+        if op_traits.writes:
+            written = [step.args[at] if isinstance(at, int) else step.kwargs.get(at) for at in op_traits.writes]
+            step.writes = tuple(registers_in(written))
         step.order = "barrier" if alone else "draws" if op_traits.draws else ""
-        plain = not is_break and step.function is operators.fast_operator(op)
+        plain = not is_break and step.function is function
         if fresh and len(fresh) == len(flat) and plain:
             step.is_whole = all(map(is_whole, fresh))
-            self._prefer_out(op_traits, step, fresh, tensors_for_numbers(op, args, kwargs, fresh))
+            self._prefer_out(op_traits, step, fresh, tensors_for_numbers(op, args, tensors, fresh))
         elif form is not None and self._tape.prove_in_place(form, step, trial):
             step.function = form
         else:
@@ -546,10 +537,11 @@ class TapeRecorder(ObserveMode):
         self, op: Operator, op_traits: OperatorTraits, step: TapeStep, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Callable[..., Any] | None, InPlaceTrial | None]:
         """Another form of an operator that writes, and copies to try it on, where that is not known yet."""
-        form = in_place_form(op_traits) if step.function is operators.fast_operator(op) else None
+        writes = op_traits.writes and step.function is operators.fast_operator(op)
+        form = in_place_form(op_traits) if writes else None
         if form is None:
             return None, None
-        step.numbers = tensors_for_numbers(op, args, kwargs, list(tensors_in(args[:1], {})))
+        step.numbers = tensors_for_numbers(op, args, tensors_in(args, kwargs), tensors_in(args[:1], {}))
         return form, trial_of(form, args, kwargs, step.numbers) if self._tape.is_undecided(form, step) else None
 
     def _prefer_out(
@@ -568,7 +560,8 @@ class TapeRecorder(ObserveMode):
 
     def _move(self, out: torch.Tensor) -> tuple[torch.Tensor, TapeMemory, int]:
         """A tensor like ``out`` in the arena (the one the body goes on with), its root and register."""
-        geometry = evolve(Geometry.of(out), offset=0)
+        geometry = Geometry.of(out)
+        geometry = evolve(geometry, offset=0) if geometry.offset else geometry
         block = self._arena.allocate(span_bytes(out))
         visible = self._arena.tensor(block, geometry)
         storage = visible.untyped_storage()
@@ -580,9 +573,9 @@ class TapeRecorder(ObserveMode):
         return visible, root, number
 
     def _step(
-        self, op: Operator, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> TapeStep | None:
-        function = operators.fast_operator(op)
+        self, op: Operator, op_traits: OperatorTraits, function: Callable[..., Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> TapeStep | None:  # fmt: skip
         if op_traits.collective:
             function = collectives.waiting(function, op, op_traits.namespace)
         if lacks_tensor(op, args) or (op_traits.base in _READ_GRAD_MODE and torch.is_grad_enabled()):
@@ -594,13 +587,9 @@ class TapeRecorder(ObserveMode):
         is_constant: bool = False,
     ) -> TapeStep | None:  # fmt: skip
         """The step, with registers in place of tensors."""
-        for tensor in tensors_in(args, kwargs):
-            if self._tape.root_of(tensor) is None and not self._adopt(tensor, is_constant=is_constant):
-                self._fail(f"{name} reads memory that nobody is known to own")
-                return None
         try:
-            template = tuple(self._template(value) for value in args)
-            named = {key: self._template(value) for key, value in kwargs.items()}
+            template = tuple([self._template(value, is_constant=is_constant) for value in args])
+            named = {key: self._template(value, is_constant=is_constant) for key, value in kwargs.items()}
         except LookupError as error:
             self._fail(f"{name}: {error}")
             return None
@@ -614,16 +603,22 @@ class TapeRecorder(ObserveMode):
             self._tape.add_static(owners[0][0].path, owners[0][1])
         return bool(owners)
 
-    def _template(self, value: Any) -> Any:
+    def _template(self, value: Any, *, is_constant: bool) -> Any:
+        if type(value) in PLAIN_TYPES:
+            return value
         if isinstance(value, torch.Tensor):
             number = self._tape.register(value)
+            if number is None and self._tape.root_of(value) is None:
+                if not self._adopt(value, is_constant=is_constant):
+                    raise LookupError("it reads memory that nobody is known to own")
+                number = self._tape.register(value)
             if number is None:
                 raise LookupError("a lazily conjugated or negated tensor")
             return Register(number)
         if isinstance(value, torch.Generator):
             return self._generator(value)
         if isinstance(value, (list, tuple)):
-            return type(value)([self._template(member) for member in value])
+            return type(value)([self._template(member, is_constant=is_constant) for member in value])
         return value
 
     def _generator(self, generator: torch.Generator) -> Any:
@@ -639,6 +634,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether it is a strided tensor on the host whose memory holds its values as they are."""
     plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
     return plain and tensor.device.type == "cpu"
+
+
+def _form_of(step: TapeStep, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if step.name == "constant":
+        return answers.form_of(result, [result], ())
+    flat = tensors_out(result)
+    if len(flat) != len(step.outs):  # some members are no tensors
+        flat = list(result) if isinstance(result, (tuple, list)) else [result]
+    made = [tensor if out is not None else None for tensor, out in zip(flat, step.outs, strict=False)]
+    return answers.form_of(result, made, tensors_in(args, kwargs))
 
 
 def _below_autograd(function: Callable[..., Any], *, grad: bool) -> Callable[..., Any]:

@@ -57,7 +57,7 @@ def trial_of(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Mapping[int, torch.Tensor]
 ) -> InPlaceTrial | None:
     """None where what is written is large, lies otherwise than a copy would, or is read as another tensor, too."""
-    written = list(tensors_in(args[:1], {}))
+    written = tensors_in(args[:1], {})
     storages = {id(tensor.untyped_storage()) for tensor in written}
     others = [tensor for tensor in tensors_in(args[1:], kwargs) if id(tensor.untyped_storage()) in storages]
     if (

@@ -9,48 +9,58 @@ Those for half precision ask for the number itself.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from capture.observe.operator_schema import Operator, tensors_in
+from capture.observe.operator_schema import Operator
 
 _FLOATS = frozenset([torch.float32, torch.float64])
 _INTEGERS = frozenset([torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+_NUMBERS = frozenset([int, float])
 _EXACT = 2**53
 """Integers up to here are rounded once, whatever way they are converted."""
 
 
 def tensors_for_numbers(
-    op: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[torch.Tensor]
+    op: Operator, args: Sequence[Any], given: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
 ) -> dict[int, torch.Tensor]:
-    """By position among ``args``; empty where a number may decide more than a value."""
-    kinds = {tensor.dtype for tensor in tensors_in(tuple(args), dict(kwargs))}
-    if len(kinds) != 1 or (any(type(value) is float for value in args) and not kinds <= _FLOATS):
+    """By position among ``args``; empty where a number may decide more than a value. ``given``: the tensors that the
+    operator gets."""
+    numbers = {type(value) for value in args} & _NUMBERS
+    if not numbers or len(kinds := {tensor.dtype for tensor in given}) != 1:
         return {}
     (kind,) = kinds
-    if kind not in _FLOATS | _INTEGERS or any(result.dtype not in (kind, torch.bool) for result in results):
+    if kind not in _FLOATS and (float in numbers or kind not in _INTEGERS):
         return {}
-    tensors: dict[int, torch.Tensor] = {}
-    for at, (argument, value) in enumerate(zip(op._schema.arguments, args, strict=False)):
-        if type(value) in (int, float) and _takes_tensor(op, argument, results) and _is_exact(value, kind):
-            tensors[at] = torch.tensor(value, dtype=kind, device="cpu")
-    return tensors
+    if any(result.dtype not in (kind, torch.bool) for result in results):
+        return {}
+    where, compares = _takes_tensor(op)
+    if compares and all(result.dtype is torch.bool for result in results):
+        where |= compares
+    return {
+        at: torch.tensor(value, dtype=kind, device="cpu")
+        for at, value in enumerate(args) if at in where and type(value) in _NUMBERS and _is_exact(value, kind)
+    }  # fmt: skip
 
 
-def _takes_tensor(op: Operator, argument: Any, results: Sequence[torch.Tensor]) -> bool:
-    """Whether torch makes a tensor of a number there: where the schema says so, and in comparisons, which have an
-    overload for numbers that does. Their results are no numbers, so that nothing can be rounded in another way."""
-    if str(argument.type) == "Tensor":
-        return True
-    compares = op._overloadname == "Scalar" and all(result.dtype is torch.bool for result in results)
-    return compares and str(argument.type) == "number" and "Tensor" in op.overloadpacket.overloads()
+@functools.lru_cache(maxsize=1024)
+def _takes_tensor(op: Operator) -> tuple[frozenset[int], frozenset[int]]:
+    """Where torch makes a tensor of a number: where the schema says so, and in comparisons, which have an overload for
+    numbers that does. Their results are no numbers, so that nothing can be rounded in another way."""
+    kinds = [str(argument.type) for argument in op._schema.arguments]
+    compares = op._overloadname == "Scalar" and "Tensor" in op.overloadpacket.overloads()
+    numbers = [at for at, kind in enumerate(kinds) if compares and kind == "number"]
+    return frozenset([at for at, kind in enumerate(kinds) if kind == "Tensor"]), frozenset(numbers)
 
 
-def with_tensors(args: Sequence[Any], numbers: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
+def with_tensors(args: tuple[Any, ...], numbers: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
     """Arguments with these in the place of numbers."""
-    return tuple(numbers.get(at, value) if type(value) in (int, float) else value for at, value in enumerate(args))
+    if not numbers:
+        return args
+    return tuple(numbers.get(at, value) if type(value) in _NUMBERS else value for at, value in enumerate(args))
 
 
 def _is_exact(value: float, kind: torch.dtype) -> bool:

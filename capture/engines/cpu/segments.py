@@ -129,6 +129,8 @@ class SegmentedTape(Tape):
         self._copies = copies_in, copies_out, readable
         # others may go on from what is copied
         super().compile(copies_in, copies_out, None if self._is_apart else readable)
+        if self._is_apart:
+            self._write()  # its segments are run from elsewhere
         if self._islands:
             self._places = {
                 number: (root, geometry) for root in self._roots for geometry, number in root.registers.items()
@@ -200,7 +202,7 @@ class SegmentedTape(Tape):
     @override
     def rebind(self, moves: Sequence[Move]) -> bool:
         is_done = super().rebind(moves)
-        if self._keeps_first:  # from where it is now
+        if self._keeps_first and self._is_written():  # from where it is now
             self.replay = self._make_replay()
         return is_done
 
@@ -221,8 +223,7 @@ class SegmentedTape(Tape):
         self._read_numbers = tuple([-1 - number for number in numbers])
         self.read_values, self._expected = [None] * len(self._breaks), expected
         if expected:
-            self._write_calls()
-            self.replay = self._make_replay()
+            self._write()
         else:
             self.compile(*self._copies)
         return self.read_values
@@ -406,7 +407,7 @@ class SegmentedTape(Tape):
         if not self._is_apart:
             return super().make_owned(outputs)
         trunk = self._trunk_steps()
-        before = {number for step in trunk for number in registers_in((step.args, tuple(step.kwargs.values())))}
+        before = {number for step in trunk for number in registers_in((step.args, step.kwargs))}
         before |= {out[1] for step in trunk for out in step.outs if out is not None}
         roots = [self._kept_root(output.block) for output in outputs]
         is_last = [

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 import torch
@@ -45,6 +45,7 @@ PROOFS = 2
 ALIGNED = 64
 """Bytes. By an address modulo these a kernel may go another way."""
 _address, _strided = torch.Tensor.data_ptr, torch.Tensor.as_strided
+_begin_of, _nbytes = torch.UntypedStorage.data_ptr, torch.UntypedStorage.nbytes
 """torch's own methods: while a body is watched, others are in their place."""
 
 
@@ -74,6 +75,11 @@ class TapeMemory:
     is_given: bool = False
     """The fresh memory is the tensor that a step returns, so nothing has to be allocated before it."""
     registers: dict[Geometry, int] = field(factory=dict)
+
+    def begin(self) -> int:
+        """Address of the storage."""
+        assert self.storage is not None
+        return int(_begin_of(self.storage))
 
     @property
     def is_in_arena(self) -> bool:
@@ -122,7 +128,7 @@ class TapeStep:
     """What the operator gave owned its memory, and all of it."""
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Ran:
     """One thing that the body did while it was recorded: an operator, or a read by the host without an operator."""
 
@@ -163,6 +169,9 @@ class Tape:
         self._steps: list[TapeStep] = []
         self._geometries: list[tuple[TapeMemory, Geometry]] = []
         """The geometry of each register, while the tape is written."""
+        self._is_compiled = False
+        self._kind: tuple[TapeStep, Any, Any] | None = None
+        """What ``_kind_of`` found last."""
         self._proofs: dict[Any, list[bool]] = {} if proofs is None else proofs
         """Which forms held for steps that do the same on other memory, see ``_kind_of``."""
         self.ran: list[Ran] = []
@@ -254,14 +263,21 @@ class Tape:
         number = root.registers.get(geometry)
         if number is None:
             number = root.registers[geometry] = len(self.registers)
-            self.registers.append(_view_of(root, geometry))
+            self.registers.append(None)
             self._geometries.append((root, geometry))
         return number
+
+    def tensor(self, number: int) -> torch.Tensor:
+        """The register, while the tape is written: few are looked at then, and ``compile`` makes all of them anew."""
+        if self.registers[number] is None:
+            self.registers[number] = _view_of(*self._geometries[number])
+        tensor: torch.Tensor = self.registers[number]
+        return tensor
 
     def value(self, template: Any) -> Any:
         """Replace registers in a template by their tensors, and leaves by their generators."""
         if isinstance(template, Register):
-            return self.registers[template.number]
+            return self.registers[template.number] if self._is_compiled else self.tensor(template.number)
         if isinstance(template, Leaf):
             assert template.position is not None
             return self.generators[template.position]
@@ -291,8 +307,7 @@ class Tape:
                     step.kwargs[place] = Register(first + number)
                 else:
                     step.args = (*step.args[:place], Register(first + number), *step.args[place + 1 :])
-        self._write_calls()
-        self.replay = self._make_replay()
+        self._write()
         return [first + number for number in range(len(values))]
 
     def append(self, step: TapeStep) -> None:
@@ -325,50 +340,59 @@ class Tape:
         return bool(verdicts) and all(verdicts)
 
     def _in_place_verdicts(self, function: Callable[..., Any], step: TapeStep) -> list[bool]:
-        kind = self._kind_of(function, step)
-        return [] if kind is None else self._proofs.setdefault(("in place", *kind), [])
+        kind = self._kind_of(step)
+        return [] if kind is None else self._proofs.setdefault(("in place", function, *step.numbers, kind), [])
 
     def _tried(
         self, gives: Callable[..., bool], function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]
     ) -> bool:
         """Whether a form held, if that is known: layers of a model do the same many times, so what failed once, or held
         on ``PROOFS`` values, is not tried again."""
-        kind = self._kind_of(function, step)
-        verdicts = [] if kind is None else self._proofs.setdefault((gives.__name__, *kind), [])
+        kind = self._kind_of(step)
+        key = gives.__name__, function, *step.numbers, kind
+        verdicts = [] if kind is None else self._proofs.setdefault(key, [])
         if not all(verdicts) or len(verdicts) >= PROOFS:
             return all(verdicts)
         verdicts.append(gives(function, step, results))
         return verdicts[-1]
 
-    def _kind_of(self, function: Callable[..., Any], step: TapeStep) -> Any:
-        """Equal for steps of which a kernel cannot tell one from another but by values: the same function, numbers,
-        forms and alignment of tensors, and the same of them in one memory. None: it has other arguments."""
+    def _kind_of(self, step: TapeStep) -> Any:
+        """Equal for steps of which a kernel cannot tell one from another but by values: the same numbers, forms and
+        alignment of tensors, and the same of them in one memory. None: it has other arguments."""
+        known = self._kind  # several forms of one step are tried in turn
+        if known is None or known[0] is not step or known[1] is not step.outs:
+            self._kind = known = step, step.outs, self._kind_of_arguments(step)
+        return known[2]
+
+    def _kind_of_arguments(self, step: TapeStep) -> Any:
         memories: dict[int, tuple[int, int]] = {}
-        told = functools.partial(self._kind_of_value, memories)
-        outs = [Register(out[1]) for out in step.outs if out is not None]
         try:
-            return (
-                function,
-                *step.numbers,
-                *map(told, (*step.args, *outs)),
-                *[(name, told(value)) for name, value in step.kwargs.items()],
-            )
+            told = [self._kind_of_value(memories, value) for value in step.args]
+            told += [self._kind_of_register(memories, out[1]) for out in step.outs if out is not None]
+            return *told, *[(name, self._kind_of_value(memories, value)) for name, value in step.kwargs.items()]
         except LookupError:
             return None
 
     def _kind_of_value(self, memories: dict[int, tuple[int, int]], value: Any) -> Any:
         # no function inside of the other one: a function that calls itself keeps the tape until a garbage collection
-        if isinstance(value, Register):
-            root, geometry = self._geometries[value.number]
-            at = _address(self.registers[value.number]) % ALIGNED
-            memory, begin = memories.setdefault(id(root), (len(memories), geometry.offset))
-            metadata = geometry.dtype, geometry.shape, geometry.stride, geometry.conj
-            return *metadata, at, memory, geometry.offset - begin
+        kind = type(value)
+        if kind is Register:
+            return self._kind_of_register(memories, value.number)
+        if kind in PLAIN_TYPES:
+            return kind, repr(value)
         if isinstance(value, (list, tuple)):
             return tuple([self._kind_of_value(memories, member) for member in value])
-        if type(value) in PLAIN_TYPES:
-            return type(value), repr(value)
         raise LookupError
+
+    def _kind_of_register(self, memories: dict[int, tuple[int, int]], number: int) -> Any:
+        root, geometry = self._geometries[number]
+        if root.kind == "block":
+            at = root.begin() + geometry.offset * geometry.dtype.itemsize
+        else:
+            at = _address(self.tensor(number))
+        memory, begin = memories.setdefault(id(root), (len(memories), geometry.offset))
+        metadata = geometry.dtype, geometry.shape, geometry.stride, geometry.conj
+        return metadata, at % ALIGNED, memory, geometry.offset - begin
 
     def _gives_out(self, function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]) -> bool:
         # tensors of its own: an operator that wants a larger result leaves it with that shape, on the memory of the
@@ -419,27 +443,43 @@ class Tape:
         for root in self._roots:
             for geometry, number in root.registers.items():
                 self.registers[number] = _view_of(root, geometry)
-        self._geometries, self._proofs = [], {}
+        self._geometries, self._proofs, self._kind, self._is_compiled = [], {}, None, True
         self._direct = self._read_alone(readable or {})
         self.copies_in = [step for step in copies_in if self._direct.keys().isdisjoint(registers_in(step.args))]
         self.copies_out = copies_out
-        self._write_calls()
         # the body needed no gradient, yet operators with out= would refuse parameters
         self._grad = capabilities.set_grad_enabled if torch.is_grad_enabled() else None
+        self._write_later()
+
+    def _write(self) -> None:
+        """Write the calls for the C module, and make the replay of them."""
+        self._write_calls()
         self.replay = self._make_replay()
+
+    def _write_later(self) -> None:
+        """Write them for the first replay: most tapes are given their own outputs before, and are written then."""
+        self._calls = ()
+        self.replay = self._written_now
+
+    def _written_now(self, leaves: Sequence[Any]) -> None:
+        if not self._is_written():
+            self._write()
+        self.replay(leaves)
+
+    def _is_written(self) -> bool:
+        return self.replay != self._written_now
 
     def _read_alone(self, readable: Mapping[int, int]) -> dict[int, int]:
         """The registers among ``readable`` that steps read as a whole and that nothing else uses. The tape may read the
         caller's tensor itself there, as eager code does, and needs no copy."""
-        written = {number for step in self._steps for number in (*step.writes, *_made_by(step))}
+        written = {number for step in self._steps for number in step.writes}
+        written.update(out[1] for step in self._steps for out in step.outs if out is not None)
         alone = {number for root in self._roots if root.is_in_arena and not (root.is_kept or root.is_grouped)
                  for number in root.registers.values() if len(root.registers) == 1}  # fmt: skip
         return {number: position for number, position in readable.items() if number in alone - written}
 
     def _write_calls(self) -> None:
-        self._read = frozenset(
-            number for step in self._steps for number in registers_in((step.args, tuple(step.kwargs.values())))
-        )
+        self._read = frozenset(number for step in self._steps for number in registers_in((step.args, step.kwargs)))
         used = self._used()
         fresh = [out for step in self._steps if step.form == "copy" for out in step.outs if out is not None]
         alone = [number for root, number in fresh if number in used and self._is_local(root, number)]
@@ -537,8 +577,7 @@ class Tape:
                 root.registers[output.geometries[0]] = len(self.registers) - 1
         alone = [root for output, root in zip(outputs, roots, strict=True) if self._is_in_c(output, root)]
         self._find_given([root for root in alone if len(root.registers) == 1])
-        self._write_calls()
-        self.replay = self._make_replay()
+        self._write()
         for number in [number for root in roots for number in root.registers.values()]:
             self.registers[number] = None  # last: the replay before needs them
         return None
@@ -628,7 +667,7 @@ class Tape:
         return alike and (others.isdisjoint(copied) if others else True)
 
     def _kept_root(self, block: Block) -> TapeMemory:
-        return next(root for root in self._roots if root.is_kept and _begin(root) == block.address)
+        return next(root for root in self._roots if root.is_kept and root.begin() == block.address)
 
     def avoid(self, block: Block) -> bool:
         """Give intermediate results and copies of inputs that lie there memory of their own."""
@@ -708,7 +747,8 @@ class Tape:
         """Bind all of them, and give all paths. A tape keeps no reference to the arguments between calls."""
         roots = {root.path: root for root in self._roots if root.is_argument}
         self._bound += [(input_, roots[input_.path]) for input_ in inputs if input_.path in roots]
-        self.replay = self._make_replay()
+        if self._is_written():
+            self.replay = self._make_replay()
         return frozenset(one.path for one, _ in self._bound)
 
     def _with_bound(self, plain: Callable[[Sequence[Any]], None]) -> Callable[[Sequence[Any]], None]:
@@ -772,20 +812,21 @@ class Tape:
     def _call(self, step: TapeStep, used: Set[int]) -> tuple[Any, ...]:
         """The step as the C module takes it: function, arguments, names of the last ones, results, one or several."""
         given = with_tensors(step.args, step.numbers)
-        arguments = [self._encoded(value) for value in [*given, *step.kwargs.values()]]
+        arguments = [self._encoded(value) for value in (*given, *step.kwargs.values())]
         names = [*step.kwargs]
         if step.form == "out":
-            outs = [self._encoded(Register(out[1])) for out in step.outs if out is not None]
+            outs = [self._place(out[1]) for out in step.outs if out is not None]
             arguments.append(outs[0] if len(outs) == 1 else ("tuple", tuple(outs)))
             names.append("out")
-        targets = [self._target(out, used) for out in step.outs] if step.form == "copy" else []
-        if all(kind == "nothing" for kind, _ in targets):
-            targets = []
+        targets: list[tuple[str, Any]] = []
+        if step.form == "copy":  # into their registers; one that nothing looks at otherwise stays as it is
+            dropped = [out is None or out[1] not in used for out in step.outs]
+            if not all(dropped):
+                targets = [
+                    ("nothing", None) if out is None or is_dropped else self._place(out[1])
+                    for out, is_dropped in zip(step.outs, dropped, strict=True)
+                ]
         return step.function, tuple(arguments), tuple(names), tuple(targets), step.single or not targets
-
-    def _target(self, out: tuple[TapeMemory, int] | None, used: Set[int]) -> tuple[str, Any]:
-        """Fresh results are copied into their registers; one that nothing looks at otherwise stays as it is."""
-        return ("nothing", None) if out is None or out[1] not in used else self._encoded(Register(out[1]))
 
     def _used(self) -> set[int]:
         """Registers that are read once they are written."""
@@ -796,16 +837,23 @@ class Tape:
         return found
 
     def _encoded(self, value: Any) -> tuple[str, Any]:
-        if isinstance(value, Register):
-            if value.number in self._direct:
-                return "leaf", self._direct[value.number]
-            place = self._locals.get(value.number)
-            return ("register", value.number) if place is None else ("local", place)
-        if isinstance(value, Leaf):
+        kind = type(value)
+        if kind is Register:
+            return self._place(value.number)
+        if kind in PLAIN_TYPES:
+            return "constant", value
+        if kind is Leaf:
             return ("leaves", None) if value.position is None else ("leaf", value.position)
-        if isinstance(value, (list, tuple)) and any(True for _ in _places(value)):
+        if isinstance(value, (list, tuple)) and _places(value):
             return "list", tuple(self._encoded(member) for member in value)
         return "constant", value
+
+    def _place(self, number: int) -> tuple[str, Any]:
+        """Where C finds what this register has."""
+        if number in self._direct:
+            return "leaf", self._direct[number]
+        place = self._locals.get(number)
+        return ("register", number) if place is None else ("local", place)
 
 
 def _have_memory(values: Sequence[Any]) -> bool:
@@ -826,23 +874,14 @@ def _released(leaves: Sequence[Any]) -> None:
     raise RuntimeError("this recording was released")
 
 
-def _begin(root: TapeMemory) -> int:
-    assert root.storage is not None
-    return int(root.storage.data_ptr())
-
-
 def _overlaps(root: TapeMemory, block: Block) -> bool:
     assert root.storage is not None
-    return Block(_begin(root), root.storage.nbytes()).overlaps(block)
-
-
-def _made_by(step: TapeStep) -> Iterator[int]:
-    return (out[1] for out in step.outs if out is not None)
+    return Block(root.begin(), root.storage.nbytes()).overlaps(block)
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
     """Whether the tensor covers the whole of its storage, in order."""
-    return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
+    return bool(tensor.numel() * tensor.element_size() == _nbytes(tensor.untyped_storage()))
 
 
 def _is_plain(output: OwnedOutput) -> bool:
@@ -859,13 +898,20 @@ def _places(template: Any) -> list[Register | Leaf]:
     kind = type(template)
     if kind is Register or kind is Leaf:
         return [template]
+    found: list[Register | Leaf] = []
     members = template.values() if kind is dict else template if isinstance(template, (list, tuple)) else ()
-    return [place for member in members if type(member) not in PLAIN_TYPES for place in _places(member)]
+    for member in members:
+        kind = type(member)
+        if kind is Register or kind is Leaf:
+            found.append(member)
+        elif kind not in PLAIN_TYPES:
+            found += _places(member)
+    return found
 
 
-def registers_in(template: Any) -> Iterator[int]:
+def registers_in(template: Any) -> list[int]:
     """Numbers of the registers in a template."""
-    return (place.number for place in _places(template) if isinstance(place, Register))
+    return [place.number for place in _places(template) if type(place) is Register]
 
 
 def _view_of(root: TapeMemory, geometry: Geometry, *, is_current: bool = False) -> torch.Tensor:

@@ -119,7 +119,7 @@ class NumberRecorder(GraphRecorder):
             return super().execute(op, args, kwargs)
         first = self._count() if self._count is not None else -1
         result = super().execute(op, args, kwargs)
-        tensors, made = list(tensors_in(args, kwargs)), tensors_out(result)
+        tensors, made = tensors_in(args, kwargs), tensors_out(result)
         name = looked_up(op)[0].name
         if first < 0 or self._nodes < first:
             self.obstacle = "nodes cannot be counted"

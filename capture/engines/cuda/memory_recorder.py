@@ -105,7 +105,7 @@ class MemoryRecorder(GraphRecorder):
         self, op: OperatorTraits, nodes: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any,
         hidden: int,
     ) -> OperatorMemory:  # fmt: skip
-        arguments, made = list(tensors_in(args, kwargs)), tensors_out(result)
+        arguments, made = tensors_in(args, kwargs), tensors_out(result)
         if _is_unknown(op) or any(not self._is_plain(tensor) for tensor in (*arguments, *made)):
             return OperatorMemory(op.name, *nodes, is_barrier=True)
         writes = {_span_of(tensor) for tensor, _ in written(op, args, kwargs)}

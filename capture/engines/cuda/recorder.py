@@ -239,7 +239,7 @@ class GraphRecorder(ObserveMode):
     def _launch(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         op_traits, run, _ = looked_up(op)
         self.draws = self.draws or op_traits.draws
-        tensors = list(tensors_in(args, kwargs))
+        tensors = tensors_in(args, kwargs)
         is_break = self._segments is not None and breaks(op_traits, args, kwargs)
         self._check(op_traits, args, kwargs, tensors, is_break=is_break)
         host = self._host

@@ -160,7 +160,7 @@ class VerifyingRecorder(GraphRecorder):
             values = scalars_of(op_traits, args, kwargs, constant=None)
             if values != self._scalars[index]:
                 self._stop_at_value(index, values)
-            self._check_call(op_traits, args, kwargs, list(tensors_in(args, kwargs)))
+            self._check_call(op_traits, args, kwargs, tensors_in(args, kwargs))
         else:
             self._check_call(op_traits, args, kwargs, args)
         if op_traits.view:
