@@ -306,15 +306,15 @@ def others_than(own: Sequence[Number], formulas: Iterable[Formula]) -> Iterator[
     keep the remainder."""
     divisors = [formula.operands[1] for formula in formulas if formula.operation in ("mod", "floordiv")]
     period = math.lcm(*[number for number in divisors if type(number) is int and 0 < number < _FAR**2]) or 1
-    for far, near in itertools.product((-_FAR, _FAR, 0, -1, 1, 2, 3), range(-8, 9)):
-        shift = far * period + near
-        if shift:
-            yield [
-                number + shift * (at + 1) if type(number) is int else number + shift / 7
-                for at, number in enumerate(own)
-            ]
-            yield [number + shift if type(number) is int else number * (1 + shift / 64) for number in own]
-            yield from ([number + shift * (at == only) for at, number in enumerate(own)] for only in range(len(own)))
+    steps = itertools.product((-_FAR, _FAR, 0, -1, 1, 2, 3), range(-8, 9))
+    shifts = [shift for far, near in steps if (shift := far * period + near)]
+    for shift in shifts:
+        yield [
+            number + shift * (at + 1) if type(number) is int else number + shift / 7 for at, number in enumerate(own)
+        ]
+        yield [number + shift if type(number) is int else number * (1 + shift / 64) for number in own]
+    for shift in shifts:  # last, as there are many where there are many numbers
+        yield from ([number + shift * (at == only) for at, number in enumerate(own)] for only in range(len(own)))
 
 
 def _is_told_apart(operation: str, operands: Sequence[Any]) -> bool:

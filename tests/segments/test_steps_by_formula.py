@@ -93,6 +93,27 @@ def test_steps_are_as_eager(name: str, change: str) -> None:
             assert counters.replays >= CALLS - 14, str(counters)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not TAKES_READS, reason="optimizers are islands there")
+def test_a_net_of_many_parameters() -> None:
+    """So many counts are read that other numbers have to be tried for all of them at once."""
+    trainers = Trainer("Adam"), Trainer("Adam")
+    for trainer in trainers:
+        torch.manual_seed(0)
+        layers = [layer for _ in range(12) for layer in (nn.Linear(4, 4), nn.Tanh())]
+        trainer.net = nn.Sequential(*layers).to(DEVICE)
+        trainer.optimizer = OPTIMIZERS["Adam"](trainer.net.parameters())
+    eager, ours = trainers
+    step = capture(ours.step)
+    for _ in range(12):
+        x = torch.randn(3, 4, device=DEVICE)
+        assert _same(eager.step(x), step(x))
+        assert _same(eager.state(), ours.state())
+    counters = recordings(step)
+    assert counters.replays >= 5, str(counters)
+    assert "CG208" not in [finding.code for finding in counters.findings]  # no island
+
+
 @pytest.mark.parametrize("name", ["Adam", "NAdam"])
 def test_a_number_beside_it(name: str) -> None:
     """What of the loss is logged follows from another read."""
