@@ -185,8 +185,10 @@ static void untouched_dealloc(PyObject *object)
     Py_TYPE(object)->tp_free(object);
 }
 
-/* Notes a parameter's gradient, with all counts of its holders: 0, -1. */
-static int know_gradient(Untouched *self, KnownGradient *known, PyObject *parameter, PyObject *watch)
+/* Notes a parameter's gradient, with all counts of its holders, of which none is more than where it was found to be
+   untouched: another thread may have come to hold it since. 0, -1. */
+static int know_gradient(
+    Untouched *self, KnownGradient *known, PyObject *parameter, PyObject *watch, long long used, Py_ssize_t references)
 {
     PyObject *gradient = PyObject_GetAttr(parameter, s_grad);
     if (gradient == NULL)
@@ -201,6 +203,12 @@ static int know_gradient(Untouched *self, KnownGradient *known, PyObject *parame
         known->holders = number_of(PyObject_CallOneArg(self->uses, gradient));
         known->users = storage_holders(watch);
         known->storage_references = storage_references(watch);
+        Py_ssize_t objects;
+        long long users = most_holders(watch, &objects);
+        known->users = known->users > users ? users : known->users;
+        known->storage_references = known->storage_references > objects ? objects : known->storage_references;
+        known->holders = known->holders > used ? used : known->holders;
+        known->references = known->references > references ? references : known->references;
         failed = PyErr_Occurred() != NULL;
         if (failed)
             forget_tensor(&known->known);
@@ -214,10 +222,13 @@ static int know_gradient(Untouched *self, KnownGradient *known, PyObject *parame
 
 static PyObject *untouched_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"parameters", "watches", "uses", NULL};
+    static char *names[] = {"parameters", "watches", "uses", "counts", NULL};
     PyObject *parameters, *watches, *uses;
+    long long used;
+    Py_ssize_t references;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!O!O", names, &PyTuple_Type, &parameters, &PyTuple_Type, &watches, &uses))
+            args, kwargs, "O!O!O(Ln)", names, &PyTuple_Type, &parameters, &PyTuple_Type, &watches, &uses, &used,
+            &references))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(parameters);
     if (PyTuple_GET_SIZE(watches) != count) {
@@ -236,7 +247,7 @@ static PyObject *untouched_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     while (!failed && self->count < count) {
         KnownGradient *known = &self->gradients[self->count];
         failed = know_gradient(self, known, PyTuple_GET_ITEM(parameters, self->count),
-                               PyTuple_GET_ITEM(watches, self->count)) < 0;
+                               PyTuple_GET_ITEM(watches, self->count), used, references) < 0;
         self->count += !failed;
     }
     if (failed)

@@ -48,6 +48,13 @@ Py_ssize_t storage_references(PyObject *watch)
     return Py_REFCNT(((StorageWatch *)watch)->storage);
 }
 
+long long most_holders(PyObject *watch, Py_ssize_t *references)
+{
+    const StorageWatch *self = (StorageWatch *)watch;
+    *references = self->objects;
+    return self->alone + (self->again == NULL);
+}
+
 /* The watches whose alias is kept apart: address of the alias -> address of the watch. They leave it when they end. */
 static PyObject *kept_apart;
 static uint64_t times_changed; /* that one of them left it, went on to others, or is known again not to be with others */
@@ -184,15 +191,44 @@ static int make_again(StorageWatch *self)
     return 0;
 }
 
-static PyObject *watch_settle(PyObject *object, PyObject *Py_UNUSED(ignored))
+/* The count that was found, or a lower one that others of its kind had, which is kept in ``lowest``: 0, -1. */
+static int lower(PyObject *lowest, Py_ssize_t at, long long *count)
+{
+    long long known = PyLong_AsLongLong(PyList_GET_ITEM(lowest, at));
+    if (known == -1 && PyErr_Occurred())
+        return -1;
+    if (known <= *count) {
+        *count = known;
+        return 0;
+    }
+    PyObject *found = PyLong_FromLongLong(*count);
+    return found == NULL ? -1 : PyList_SetItem(lowest, at, found);
+}
+
+/* Counts while nobody uses it. A thread that lists all objects (``gc.get_objects``) may have these, too, just then: what
+   it lets go of would hide a user that comes later. So the lowest counts hold that any watch of this kind had. */
+static PyObject *watch_settle(PyObject *object, PyObject *const *args, Py_ssize_t count)
 {
     StorageWatch *self = (StorageWatch *)object;
+    if (count > 1 || (count == 1 && (!PyList_CheckExact(args[0]) || PyList_GET_SIZE(args[0]) != 4))) {
+        PyErr_SetString(PyExc_TypeError, "it takes a list of four numbers, or nothing");
+        return NULL;
+    }
     if (self->first != NULL && make_again(self) < 0)
         return NULL;
     self->unused = 0;
     self->alone = storage_holders(object);
-    self->objects = Py_REFCNT(self->storage);
-    return self->alone < 0 ? NULL : PyLong_FromLongLong(self->alone - (self->again != NULL));
+    if (self->alone < 0)
+        return NULL;
+    long long counts[] = {self->alone, Py_REFCNT(self->storage), self->references, self->holders};
+    for (Py_ssize_t i = 0; count == 1 && i < 4; i++)
+        if (lower(args[0], i, &counts[i]) < 0)
+            return NULL;
+    self->alone = counts[0];
+    self->objects = (Py_ssize_t)counts[1];
+    self->references = (Py_ssize_t)counts[2];
+    self->holders = counts[3];
+    return PyLong_FromLongLong(self->alone - (self->again != NULL));
 }
 
 /* Users left nothing on a tensor that they had: no gradient or hook, no attribute, no weak reference. */
@@ -349,8 +385,11 @@ static PyObject *alias_of(PyObject *source, PyObject *watch, PyObject *ours)
     Py_INCREF(first);
     StorageWatch *known = is_storage_watch(watch) ? (StorageWatch *)watch : NULL;
     if (is_in_place(first, source, known) > 0) {
-        if (known != NULL)
+        if (known != NULL) {
             known->unused = 0;
+            known->went_on |= known->apart; /* the alias may be let go of while this one is in use */
+            times_changed += (uint64_t)known->apart;
+        }
         result = PyObject_GetAttr(first, s_data);
     }
     Py_DECREF(first);
@@ -581,7 +620,7 @@ PyObject *several_outputs(
 }
 
 static PyMethodDef watch_methods[] = {
-    {"settle", watch_settle, METH_NOARGS, "Nobody uses it now: gives the number of its holders."},
+    {"settle", (PyCFunction)(void (*)(void))watch_settle, METH_FASTCALL, "Nobody uses it now: gives the number of its holders."},
     {"part", watch_part, METH_NOARGS, "The alias is handed out no more: who has it has it alone."},
     {"keep_apart", watch_keep_apart, METH_NOARGS, "Who gets the alias has it alone from now on, or tells of it."},
     {"again", watch_again, METH_NOARGS, "The alias that is handed out again, if nobody has it, else None."},

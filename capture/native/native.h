@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 48 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 49 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* The modes are as they were when this was made: 1, 0, or -1 with an exception set. */
@@ -300,6 +300,7 @@ int add_profiler(PyObject *module);
 long long storage_holders(PyObject *watch);
 /* Python references to the object of a watched storage. */
 Py_ssize_t storage_references(PyObject *watch);
+long long most_holders(PyObject *watch, Py_ssize_t *references); /* while only one that was handed out uses it */
 int is_storage_watch(PyObject *one);
 /* Replays alone get this tensor, and none of them said that it went on to others: 1, 0, -1. */
 int is_kept_apart(PyObject *tensor);

@@ -257,7 +257,8 @@ def _hold_shows(hold: Change) -> bool:
     watch = native.StorageWatch(count_holders, storage, storage._cdata)
     watch.settle()
     parameter.grad = memory.data
-    is_untouched = native.Untouched((parameter,), (watch,), raw_use_count)
+    counts = native.gradient_counts(parameter, raw_use_count)
+    is_untouched = native.Untouched((parameter,), (watch,), raw_use_count, counts)
     before = is_untouched((parameter,))
     kept = hold(parameter)
     shown = not is_untouched((parameter,))

@@ -86,13 +86,39 @@ class SharedStorage:
         if not capabilities.CAPABILITIES.storage_counts:
             self.held = hold(made.untyped_storage())
             return made
-        self.first, self.address, self.storage = made, made.data_ptr(), made.untyped_storage()
         again = self._again if counts_holders() else "no"
-        watch = self.held = _watch(self.storage, made, again)
-        self.alone = watch.settle()
+        watch = self._settle(made, again, _lowest_counts(self._make, made, again))
         if again == "apart":
             watch.keep_apart()
-        return watch.again() if again != "no" else made.data
+        alias: torch.Tensor | None = watch.again() if again != "no" else None
+        return made.data if alias is None else alias  # another thread has it, which lists all objects
+
+    def _settle(self, made: torch.Tensor, again: Again, lowest: list[int]) -> Any:
+        """Make this the first tensor, which nobody else has. Gives what watches its storage."""
+        self.first, self.address, self.storage = made, made.data_ptr(), made.untyped_storage()
+        watch = self.held = _watch(self.storage, made, again)
+        self.alone = watch.settle(lowest)
+        return watch
+
+
+_LOWEST: dict[tuple[str, bool, bool, bool], list[int]] = {}
+"""The lowest counts of holders while nobody uses a storage, by device type, whether an alias of it is handed out again,
+whether its tensor is a view (a conjugated one is), and inference mode."""
+
+_COUNTED = 4  # tensors of a kind, before it is used first
+
+
+def _lowest_counts(make: Callable[[], torch.Tensor], made: torch.Tensor, again: Again) -> list[int]:
+    """For ``native.StorageWatch.settle``. A thread that lists all objects may have what is counted just then; so the
+    first of a kind are several, made one after another."""
+    kind = made.device.type, again != "no", made._is_view(), made.is_inference()
+    lowest = _LOWEST.get(kind)
+    if lowest is None:
+        lowest = [sys.maxsize] * 4
+        for _ in range(_COUNTED):
+            SharedStorage(make, again=again)._settle(make(), again, lowest)
+        _LOWEST[kind] = lowest
+    return lowest
 
 
 def _watch(storage: torch.UntypedStorage, first: torch.Tensor, again: Again) -> Any:
@@ -204,7 +230,8 @@ def _probe_base() -> int:
 _BASE = _probe_base()
 
 
-_IN_C = native.gradient_counts(_with_lone_gradient(), capabilities.raw_use_count)
+LONE_GRADIENT = native.gradient_counts(_with_lone_gradient(), capabilities.raw_use_count)
+"""Counts of the holders of a gradient, by torch and by C code, where nobody but its parameter has it."""
 
 
 def are_untouched_gradients(
@@ -213,7 +240,7 @@ def are_untouched_gradients(
     """Whether what each source handed out last is the gradient of its parameter, nobody else uses it, and but for its
     values it is as it was made, which ``fresh`` compares."""
     counters = capabilities.count_holders, capabilities.raw_use_count
-    untouched: bool = native.are_untouched(tuple(parameters), tuple(shared_storages), *counters, fresh, _IN_C)
+    untouched: bool = native.are_untouched(tuple(parameters), tuple(shared_storages), *counters, fresh, LONE_GRADIENT)
     return untouched
 
 

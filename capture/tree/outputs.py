@@ -28,6 +28,7 @@ from capture.state.source import Reference
 from capture.torch_private import capabilities
 from capture.torch_private.tensor_reads import counts_holders
 from capture.tree.liveness import (
+    LONE_GRADIENT,
     SharedStorage,
     StorageWatch,
     are_untouched_gradients,
@@ -295,7 +296,7 @@ class OutputPlan:
         untouched = are_untouched_gradients(parameters, shared_storages, self.fresh)
         if untouched and counts_holders():
             watches = tuple([shared.held for shared in shared_storages])
-            self.untouched = native.Untouched(parameters, watches, capabilities.raw_use_count)
+            self.untouched = native.Untouched(parameters, watches, capabilities.raw_use_count, LONE_GRADIENT)
         return untouched
 
     def keep_apart(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from capture import capture, mark_step_begin
 from capture.native import native
 from capture.torch_private import tensor_reads
 from capture.torch_private.capabilities import count_holders, raw_use_count
+from capture.tree.liveness import SharedStorage
 from tests.support.device import DEVICE
 from tests.support.fast_paths import fresh as fresh
 from tests.support.fast_paths import way as way
@@ -159,6 +161,78 @@ def test_what_watches_a_storage_counts_all_that_use_it() -> None:
     assert native.hand_out((None,), [None], (0,), [None], (0,), None) == [0]
 
 
+def _watched(lowest: list[int], *, again: bool, held: bool) -> tuple[Tensor, Any, Any]:
+    """A tensor, a watch of its storage, and what another thread has while it lists all objects, or None."""
+    first = torch.zeros(4, device="cpu")
+    storage = first.untyped_storage()
+    aliases = (first, raw_use_count) if again else ()
+    watch = native.StorageWatch(count_holders, storage, storage._cdata, *aliases)
+    other = [first.view(-1), first.untyped_storage()] if held else None
+    watch.settle(lowest)
+    return first, watch, other
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_who_has_it_while_it_is_counted_does_not_hide_a_later_user(again: bool) -> None:
+    """A thread that lists all objects, as a profiler does, has them for a moment."""
+    lowest = [sys.maxsize] * 4
+    for _ in range(2):
+        first, watch, _ = _watched(lowest, again=again, held=False)
+        assert watch() is None
+    first, watch, other = _watched(lowest, again=again, held=True)
+    assert watch() is not None
+    user = first.view(-1)
+    del other
+    assert watch() is not None
+    del user
+    assert watch() is None
+    for wrong in ([1, 2, 3], (1, 2, 3, 4)):
+        with pytest.raises(TypeError):
+            watch.settle(wrong)
+
+
+def test_an_alias_that_another_thread_has_for_a_moment_hides_no_other_one() -> None:
+    """What is handed out while it has the alias that is kept apart may be saved for a backward pass."""
+    shared = SharedStorage(lambda: torch.zeros(4, device="cpu"), again="apart")
+    shared.renewed()
+    for _ in range(2):  # the second one is known to be with nobody else
+        (alias,) = _handed_out(shared)
+    other, alias = [alias], None
+    (second,) = _handed_out(shared)
+    assert second is not other[0]
+    saved = second.requires_grad_() ** 2
+    del second, other
+    assert shared.held is not None
+    assert shared.held() is not None
+    del saved
+    assert shared.held() is None
+
+
+def _handed_out(shared: SharedStorage) -> list[Any]:
+    values = [None]
+    assert native.hand_out((shared,), [shared.held], (0,), values, (0,), None) == []
+    return values
+
+
+def test_gradients_that_another_thread_has_while_they_are_counted_are_touched_later() -> None:
+    with torch.enable_grad():
+        parameter, first = torch.ones(4, requires_grad=True), torch.ones(4)
+        storage = first.untyped_storage()
+        watch = native.StorageWatch(count_holders, storage, storage._cdata)
+        watch.settle()
+        parameter.grad = first.data
+        counts = native.gradient_counts(parameter, raw_use_count)
+        for hold in (lambda: parameter.grad, lambda: first.untyped_storage(), lambda: first.data):
+            other = hold()
+            untouched = native.Untouched((parameter,), (watch,), raw_use_count, counts)
+            assert not untouched((parameter,))
+            del other
+            assert untouched((parameter,))
+            user = hold()
+            assert not untouched((parameter,))
+            del user
+
+
 def test_untouched_gradients_are_seen_to_be_touched() -> None:
     """One that somebody holds counts as touched, and no more once it is let go."""
     assert tensor_reads.counts_holders(), "else it is as slow as without"
@@ -170,7 +244,8 @@ def test_untouched_gradients_are_seen_to_be_touched() -> None:
         for parameter, first, watch in zip(parameters, firsts, watches, strict=True):
             watch.settle()
             parameter.grad = first.data
-        untouched = native.Untouched(parameters, watches, raw_use_count)
+        counts = native.gradient_counts(parameters[0], raw_use_count)
+        untouched = native.Untouched(parameters, watches, raw_use_count, counts)
         assert untouched(parameters)
         middle = parameters[1]
         assert middle.grad is not None
@@ -191,6 +266,6 @@ def test_untouched_gradients_are_seen_to_be_touched() -> None:
         middle.grad = torch.ones(4, 4, device=DEVICE)
         assert not untouched(parameters)
     with pytest.raises(ValueError, match="no gradient"):
-        native.Untouched((torch.ones(1),), watches[:1], raw_use_count)
+        native.Untouched((torch.ones(1),), watches[:1], raw_use_count, counts)
     with pytest.raises(TypeError):
         untouched(1)
