@@ -195,9 +195,7 @@ def test_an_alias_that_another_thread_has_for_a_moment_hides_no_other_one() -> N
     """What is handed out while it has the alias that is kept apart may be saved for a backward pass."""
     shared = SharedStorage(lambda: torch.zeros(4, device="cpu"), again="apart")
     shared.renewed()
-    for _ in range(2):  # the second one is known to be with nobody else
-        (alias,) = _handed_out(shared)
-    other, alias = [alias], None
+    other = _handed_out(shared)  # it is known to be with nobody else
     (second,) = _handed_out(shared)
     assert second is not other[0]
     saved = second.requires_grad_() ** 2
