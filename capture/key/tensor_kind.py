@@ -96,18 +96,30 @@ class WithoutGraph:
         return tensor.detach()
 
 
+ArraySteps = tuple[tuple[str, tuple[Any, ...]], ...]
+"""Methods of an array that are called one after the other, each with its arguments."""
+
+
+@frozen
 class AsArray:
-    """A tensor that the body handed out as an array on its memory."""
+    """A tensor that the body handed out as an array on its memory, or what methods of that array made of it."""
+
+    steps: ArraySteps = ()
 
     @staticmethod
     def is_of(value: Any) -> bool:
         """Whether it is an array already."""
         return not issubclass(type(value), torch.Tensor)
 
-    @staticmethod
-    def given_to(tensor: torch.Tensor) -> Any:
+    def given_to(self, tensor: torch.Tensor) -> Any:
         """An array on the memory of the tensor, which keeps that alive."""
-        return tensor.detach().numpy()
+        return self.made_of(tensor.detach().numpy())
+
+    def made_of(self, array: Any) -> Any:
+        """What the methods make of this array."""
+        for name, arguments in self.steps:
+            array = getattr(array, name)(*arguments)
+        return array
 
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

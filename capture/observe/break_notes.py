@@ -13,6 +13,7 @@ from capture.core.data import define
 from capture.core.facts import CodeLocation, Island, Mutation
 from capture.key.modes import ambient
 from capture.key.pytree import PLAIN_TYPES
+from capture.key.tensor_kind import ArraySteps
 from capture.key.tensor_meta import storage_of
 from capture.observe import host_values, islands, returned_value, source_location
 from capture.observe.operator_schema import read_text, traits
@@ -52,11 +53,11 @@ class BreakNotes(RunNotes):
         if self._is_reading or self.is_aside or self.fault is not None or self.looks_away:
             return read(tensor, *args, **kwargs)
         reader = host_values.describer_of(name, tensor)
-        keepers: list[Kept] | None = None
+        uses: tuple[list[Kept], dict[str, ArraySteps]] | None = None
         if reader is not None and name in host_values.ARRAYS and not args and not kwargs:
-            keepers = returned_value.keepers_of_array()
-        if keepers is not None and all(self._is_reached(one.holder) for one in keepers):
-            return self._hand_out(name, tensor, read, keepers)
+            uses = returned_value.uses_of_array()
+        if uses is not None and all(self._is_reached(one.holder) for one in uses[0]):
+            return self._hand_out(name, tensor, read, *uses)
         place: str | None = None
         if reader is not None and name == "tolist" and tensor.dim() and tensor.numel() <= host_values.MOST_MEMBERS:
             place = returned_value.place_of_list()
@@ -72,7 +73,10 @@ class BreakNotes(RunNotes):
             self._is_reading = False
         return result
 
-    def _hand_out(self, name: str, tensor: torch.Tensor, read: Callable[..., Any], keepers: list[Kept]) -> Any:
+    def _hand_out(
+        self, name: str, tensor: torch.Tensor, read: Callable[..., Any], keepers: list[Kept],
+        computed: dict[str, ArraySteps],
+    ) -> Any:  # fmt: skip
         """Code makes an array that it only returns or keeps. No segment ends: nothing follows from the values."""
         self._is_reading = True  # ``__array__`` calls ``numpy``
         try:
@@ -81,18 +85,20 @@ class BreakNotes(RunNotes):
         finally:
             self._is_reading = False
         with unseen():
-            self.quietly(self._note_handed_out)(name, tensor, array, keepers)
+            self.quietly(self._note_handed_out)(name, tensor, array, keepers, computed)
         return array
 
     def _is_reached(self, holder: Any) -> bool:
         """Whether it is Python state, so that what the body does to it is found after the run."""
         return any(value is holder for _, value in list(self.before.sources.values()))
 
-    def _note_handed_out(self, name: str, tensor: torch.Tensor, array: Any, keepers: list[Kept]) -> None:
+    def _note_handed_out(
+        self, name: str, tensor: torch.Tensor, array: Any, keepers: list[Kept], computed: dict[str, ArraySteps]
+    ) -> None:
         trace = self.trace
         self._at, trace.plain = None, False
         self._see_input(tensor, tensor.untyped_storage(), traits(torch.ops.aten.detach.default))
-        trace.arrays[id(array)] = HandedOut(array, tensor.detach(), keepers, self._line())
+        trace.arrays[id(array)] = HandedOut(array, tensor.detach(), keepers, self._line(), computed)
         trace.sequence.append(f"host.{name}")
         trace.scalars.append(())
         trace.lines.append(self._line())
@@ -231,6 +237,8 @@ class BreakNotes(RunNotes):
                 external.mutation = Mutation(evidence="version", op=f"{begin.name}()", where=begin.where)
         for tensor in outcome.made or islands.tensors_of(results[0]) if outcome.unsuited else outcome.made:
             self.note_made(tensor)
+        for array in trace.arrays.values():
+            array.note_written()
         trace.reads.append(read_text(outcome.text))
         trace.note_break("island", begin.name, begin.where, outcome.ms)
         trace.sequence.append(f"island.{begin.name}")

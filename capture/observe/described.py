@@ -14,7 +14,7 @@ from attrs import field
 
 from capture.core.data import define, frozen
 from capture.core.facts import Facts
-from capture.key.tensor_kind import TensorKind, is_leaf
+from capture.key.tensor_kind import AsArray, TensorKind, is_leaf
 from capture.observe.trace import External
 from capture.state.snapshot import Change
 from capture.state.source import Source
@@ -47,8 +47,8 @@ class KeptLeaf:
     value: Any
     kind: LeafKind
     source: int | str | None = None
-    is_array: bool = False
-    """The body left an array on this tensor's memory."""
+    array: AsArray | None = None
+    """The body left an array on this tensor's memory, or what is made of it."""
     read: Any = None
     """Of a number that the host reads anew in each call: the number of the read, among those of the run; that and how
     it follows from the read, if it is computed; or its formula (``observe.computed``). None for any other leaf."""
@@ -68,7 +68,7 @@ def kinds_of(leaves: Sequence[KeptLeaf]) -> dict[int, TensorKind]:
         others = {at: tensor for at, tensor in made.items() if at not in attached}
         bound = {
             id(tensor.untyped_storage()) for at, tensor in others.items()
-            if kinds[at] is not None or leaves[at].is_array or tensor._is_view()
+            if kinds[at] is not None or leaves[at].array is not None or tensor._is_view()
         }  # fmt: skip
         freed = {
             at: TensorKind.of_freed_graph(tensor)

@@ -281,6 +281,8 @@ class ObserveMode(BreakNotes):
         return text
 
     def _see_writes(self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for array in self.trace.arrays.values():
+            array.note_written(_storages_written(op, args, kwargs))
         for tensor, from_norm in written(op, args, kwargs):
             external = self.trace.externals.get(id(storage_of(tensor)))
             if external is None or external.mutation is not None:

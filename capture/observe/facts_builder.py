@@ -289,10 +289,10 @@ class Classifier:
 
     def leaf(self, path: str, value: Any) -> KeptLeaf:
         """Classify one leaf of an output or effect."""
-        array = self._watched.watch.trace.arrays.get(id(value))
-        if array is not None:
-            return evolve(self.leaf(path, array.tensor), is_array=True)
         if not issubclass(type(value), torch.Tensor):
+            for array in self._watched.watch.trace.arrays.values():
+                if (found := array.standing_for(path, value)) is not None:
+                    return evolve(self.leaf(path, found[0]), array=found[1])
             return KeptLeaf(path, value, "python")
         if type(value) not in TENSOR_TYPES or value.layout is not torch.strided or value.is_neg():
             return KeptLeaf(path, value, "foreign")  # memory alone does not rebuild a lazily negated tensor
@@ -633,7 +633,11 @@ def output_info(leaf: KeptLeaf, watched: ObservedRun) -> OutputInfo:
     if issubclass(type(leaf.value), torch.Tensor):
         tensor = tensor_info(leaf.value)
         return OutputInfo(
-            path=leaf.path, kind=leaf.kind, source=source, tensor=tensor, value="array" if leaf.is_array else None
+            path=leaf.path,
+            kind=leaf.kind,
+            source=source,
+            tensor=tensor,
+            value=None if leaf.array is None else str(leaf.array),
         )
     held = objects.referent(leaf.value)
     text = repr(leaf.value)[:200] if held is None else f"weakref to {type(held).__qualname__}"

@@ -105,7 +105,8 @@ class KeptReads:
         for array in self.watched.watch.trace.arrays.values():
             kept = [self._has_array(array, place, effects) for place in array.keepers]
             is_borrowed = self.watched.call.annotation.outputs == "borrow"  # an array cannot be told that it is over
-            if is_borrowed or not (all(kept) if kept else any(leaf.value is array.tensor for leaf in outputs)):
+            is_placed = (bool(kept) and not array.computed) or array.is_placed(outputs)
+            if is_borrowed or not (is_placed and all(kept)):
                 yield array
 
     def _has_array(self, array: HandedOut, place: Kept, effects: Sequence[KeptEffect]) -> bool:

@@ -31,6 +31,7 @@ import torch
 from attrs import evolve, field
 
 from capture.core.data import define, frozen
+from capture.key.tensor_kind import ArraySteps
 from capture.observe.islands import GIVES_NOTHING
 from capture.torch_private.capabilities import FUNCTION_MODES
 
@@ -67,11 +68,31 @@ _MOST_CALLS = 4
 _DICTS = (dict, defaultdict, OrderedDict)
 _UPDATE = ("attribute", "update")
 _MOST_STATES = 2_000
+_GET_ITEM = "__getitem__"
+_OF_ARRAYS = frozenset(
+    {"astype", "copy", "flatten", "item", "ravel", "reshape", "squeeze", "swapaxes", "transpose", "view"}
+)
+"""Methods that give other arrays, or a number, and change nothing."""
 
 
 @frozen
 class _Read:
     """The value that was read."""
+
+
+@frozen
+class _OfArray(_Read):
+    """The array that was made, or what its own methods make of it."""
+
+    steps: ArraySteps = field(default=(), eq=repr)
+
+
+@frozen
+class _Method:
+    """A method of such an array, which is about to be called."""
+
+    array: _OfArray
+    name: str
 
 
 @frozen
@@ -172,7 +193,7 @@ class _Refused(Exception):
     """The value may be used for something, so it has to be compared."""
 
 
-Value = _Read | _Constant | _Name | _Made | _Computed | _Sum | _Other | None
+Value = _Read | _Method | _Constant | _Name | _Made | _Computed | _Sum | _Other | None
 """None: another value, of which nothing is known."""
 _LOADS = (
     "LOAD_FAST",
@@ -231,22 +252,34 @@ def place_of_list() -> str | None:
     return _AND.join(places) if places and is_moved else None
 
 
-def keepers_of_array() -> list[Kept] | None:
-    """What keeps the array that ``x.numpy()`` or ``np.asarray(x)`` makes now, if the body only returns it or keeps it,
-    so that nothing follows from its values; None if that is not known."""
+def uses_of_array() -> tuple[list[Kept], dict[str, ArraySteps]] | None:
+    """What keeps the array that ``x.numpy()`` or ``np.asarray(x)`` makes now, and where the result has what its methods
+    make of it (``.numpy()[0]``), if the body only returns it or keeps it, so that nothing follows from its values; None
+    if that is not known."""
     frames = _frames()
-    left_and_kept = _what_comes(frames) if frames and _makes_array(frames[0]) else None
+    left_and_kept = _what_comes(frames, _OfArray()) if frames and _makes_array(frames[0]) else None
     if left_and_kept is None:
         return None
     left, kept = left_and_kept
-    is_moved = not any(_IS in place for place in _places(left, "output"))
-    return kept if is_moved and not any(place.formula or place.adds for place in kept) else None
+    places = dict(_placed_steps(left, "output"))
+    is_moved = all(steps is not None for steps in places.values()) and not any(one.formula or one.adds for one in kept)
+    computed_steps = {path: steps for path, steps in places.items() if steps}
+    return (kept, computed_steps) if is_moved and all(map(_is_known, computed_steps)) else None
 
 
-def _what_comes(frames: Sequence[types.FrameType]) -> tuple[Value, list[Kept]] | None:
-    """What the body returns of the value that is read now, and what else keeps it; None if more comes of it, or that is
-    not known."""
-    left: Value = _Read()
+def _placed_steps(made: Value, path: str) -> Iterator[tuple[str, ArraySteps | None]]:
+    """As ``_places``, of an array. None: it is something else that follows from it."""
+    if isinstance(made, (_Read, _Computed, _Method)):
+        yield path, made.steps if isinstance(made, _OfArray) else None
+    for name, member in made.members if isinstance(made, _Made) else ():
+        yield from _placed_steps(member, f"{path}.{_SOMEWHERE if name is None else name}")
+
+
+def _what_comes(
+    frames: Sequence[types.FrameType], left: Value = _Read()  # noqa: B008 - it is frozen
+) -> tuple[Value, list[Kept]] | None:  # fmt: skip
+    """What the body returns of the value that is read now, ``left``, and what else keeps it; None if more comes of it,
+    or that is not known."""
     kept = list[Kept]()
     for inner, frame in zip([None, *frames], frames, strict=False):
         at = _step_at(frame.f_code, frame.f_lasti)
@@ -853,17 +886,44 @@ def _done(
         stack.append(_dict(values[::2], values[1::2]))
     elif name == "UNPACK_SEQUENCE":
         stack += _members(taken(1)[0], range(count))[::-1]
+    elif _takes_item(step) and len(stack) > 1 and isinstance(stack[-2], _OfArray):
+        array, key = taken(2)
+        stack.append(_of_array(array, _GET_ITEM, [key]))
     elif _takes_item(step) and len(stack) > 1 and _holds_read(stack[-2]):
         container, key = taken(2)
         stack += _members(container, [key.value if isinstance(key, _Constant) else _Read()])
     elif name == "BINARY_OP" and len(stack) > 1 and any(map(_holds_read, stack[-2:])):
         stack.append(_arithmetic(step.argrepr, *taken(2)))
+    elif name in ("LOAD_METHOD", "LOAD_ATTR") and stack and isinstance(stack[-1], _OfArray):
+        stack += _method(step, taken(1)[0])
+    elif name == "CALL" and len(stack) > count + 1 and isinstance(stack[-2 - count], _Method):
+        method, _, *arguments = taken(count + 2)
+        stack.append(_of_array(method, None, arguments))
     elif name == "CALL" and count == 1 and (size := _size(stack[-3:])) is not None:
         taken(3)
         stack.append(size)
     else:
         _do_more(step, stack, names, taken)
     return tuple(stack), frozenset(names.items())
+
+
+def _method(step: dis.Instruction, array: Value) -> list[Value]:
+    """A method of an array, and a place for the array itself."""
+    assert isinstance(array, _OfArray)
+    if step.argval not in _OF_ARRAYS or dis.stack_effect(step.opcode, step.arg) != 1:
+        raise _Refused
+    return [_Method(array, step.argval), None]
+
+
+def _of_array(value: Value, name: str | None, arguments: Sequence[Value]) -> _OfArray:
+    """What a method makes of an array. ``value``: the array, with the name of the method, or the method."""
+    array, called = (value.array, value.name) if isinstance(value, _Method) else (value, name)
+    if not isinstance(array, _OfArray) or called is None or len(array.steps) >= _MOST_STEPS:
+        raise _Refused
+    given = tuple([one.value for one in arguments if isinstance(one, _Constant)])
+    if len(given) < len(arguments):
+        raise _Refused
+    return _OfArray((*array.steps, (called, given)))
 
 
 def _gather(put: Sequence[Value], stack: list[Value], depth: int) -> None:
@@ -883,6 +943,7 @@ def _do_more(
     """Any other instruction. It must not take the read."""
     takes = _taken_by(step)
     looks = step.opname in _NAMED and step.argval in _LOOKS_AROUND
+    looks = looks or (step.opname == "KW_NAMES" and any(isinstance(one, _Method) for one in stack))
     if looks or any(map(_holds_read, stack if takes is None else stack[len(stack) - takes :] if takes else ())):
         raise _Refused
     effect = dis.stack_effect(step.opcode, step.arg)
@@ -969,7 +1030,7 @@ def _members(container: Value, keys: Sequence[Any]) -> list[Value]:
 
 
 def _holds_read(value: Value) -> bool:
-    return isinstance(value, (_Read, _Made, _Computed, _Sum))
+    return isinstance(value, (_Read, _Method, _Made, _Computed, _Sum))
 
 
 def _places(made: Value, path: str) -> Iterator[str]:
@@ -984,6 +1045,8 @@ def _places(made: Value, path: str) -> Iterator[str]:
 
 def _formula(value: Value) -> str:
     """How a number follows from the read, as text; empty for the read itself."""
+    if isinstance(value, _OfArray) and value.steps:
+        raise _Refused
     steps = value.steps if isinstance(value, _Computed) else ()
     texts = []
     for operation, operand, is_left in steps:

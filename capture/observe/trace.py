@@ -26,6 +26,7 @@ from capture.core.facts import (
     Unkeyed,
 )
 from capture.key.pytree import PLAIN_TYPES
+from capture.key.tensor_kind import ArraySteps, AsArray
 from capture.key.tensor_meta import digest, nbytes_of
 from capture.observe import collectives as _collectives
 from capture.observe.operator_schema import TENSORS, OperatorTraits, is_tensor
@@ -104,6 +105,10 @@ class MemoryInUse:
         self.peak = max(self.peak, self._now)
 
 
+WRITTEN: ArraySteps = (("", ()),)
+"""In the place of what is made of an array: its memory was written since."""
+
+
 @frozen(eq=False)
 class HandedOut:
     """An array that code made of a tensor's memory, of whose values nothing follows: the body only returns or keeps it.
@@ -114,6 +119,44 @@ class HandedOut:
     """The same memory, with the array's sizes and strides."""
     keepers: list[Kept]
     where: CodeLocation | None
+    computed: dict[str, ArraySteps] = field(factory=dict)
+    """What its methods make of it, by the place in the result."""
+    standing: dict[tuple[int, str], torch.Tensor] = field(factory=dict)
+    """What stands for what is made of it, by the ``id`` of that, and how it is made."""
+
+    def standing_for(self, path: str, value: Any) -> tuple[torch.Tensor, AsArray] | None:
+        """The tensor that stands for a leaf of the result, and what is made of it; None if the leaf is of no array."""
+        if value is self.array:
+            return self.tensor, AsArray()
+        if self.computed.get(path, WRITTEN) is WRITTEN:
+            return None
+        kind = AsArray(self.computed[path])
+        if not _is_same(kind.made_of(self.array), value):
+            return None
+        return self.standing.setdefault((id(value), repr(kind)), self.tensor.detach()), kind
+
+    def note_written(self, storages: Sequence[Any] | None = None) -> None:
+        """These were written, or it is not known which were. What was made of the array may be a copy, of values that
+        the memory has no more: it is no leaf then."""
+        if storages is None or any(one is self.tensor.untyped_storage() for one in storages):
+            self.computed.update(dict.fromkeys(self.computed, WRITTEN))
+
+    def is_placed(self, leaves: Sequence[Any]) -> bool:
+        """Whether these leaves of the result have all that is made of the array; or the array, if nothing is."""
+        if not self.computed:
+            return any(leaf.value is self.tensor for leaf in leaves)
+        standing = {id(tensor) for tensor in (self.tensor, *self.standing.values())}  # ``squeeze`` may give the array
+        return self.computed.keys() <= {leaf.path for leaf in leaves if id(leaf.value) in standing}
+
+
+def _is_same(made: Any, value: Any) -> bool:
+    """Whether an array or number is the same, bit for bit."""
+    if type(made) is not type(value):
+        return False
+    if not hasattr(value, "tobytes"):
+        return repr(made) == repr(value)
+    alike = (made.dtype, made.shape, made.strides) == (value.dtype, value.shape, value.strides)
+    return bool(alike and made.tobytes() == value.tobytes())
 
 
 @define(eq=False)

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from capture.core.options import Outputs
 from capture.engines.base import Block, Geometry, Pool
-from capture.key.tensor_kind import AsArray, Kind, WithoutGraph
+from capture.key.tensor_kind import Kind, WithoutGraph
 from capture.observe.described import KeptEffect, KeptLeaf, kinds_of
 from capture.state.snapshot import Change
 from capture.state.source import Reference, Source, lasting
@@ -107,12 +107,13 @@ def _kinds(
     for group in groups:
         others = [at for at in group.positions if id(leaves[at].value) not in joined]
         if 0 < len(others) < len(group.positions):
-            kinds_by_position += [(at, WithoutGraph()) for at in others if at not in kinds and not leaves[at].is_array]
-    return (*kinds_by_position, *[(position, AsArray()) for position in _arrays(leaves)])
+            kinds_by_position += [(at, WithoutGraph()) for at in others if at not in kinds and leaves[at].array is None]
+    arrays = [(position, leaf.array) for position, leaf in enumerate(leaves) if leaf.array is not None]
+    return (*kinds_by_position, *arrays)
 
 
 def _arrays(leaves: Sequence[KeptLeaf]) -> frozenset[int]:
-    return frozenset({position for position, leaf in enumerate(leaves) if leaf.is_array})
+    return frozenset({position for position, leaf in enumerate(leaves) if leaf.array is not None})
 
 
 def _gradients(

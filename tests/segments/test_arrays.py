@@ -230,15 +230,136 @@ def kept_and_returned() -> Program:
     return program(body, log)
 
 
+def first_row() -> Program:
+    return program(lambda x: (torch.relu(x) * 2).numpy()[0])
+
+
+def number_of_an_array() -> Program:
+    policy = net()
+
+    @torch.no_grad()
+    def act(x: Tensor) -> Any:
+        chosen = policy(x).argmax(-1)
+        return chosen.numpy()[0], chosen.numpy()[1].item(), chosen
+
+    return program(act)
+
+
+def flat() -> Program:
+    policy = net()
+    return program(lambda x: policy(x).cpu().data.numpy().flatten())
+
+
+def several_parts() -> Program:
+    def body(x: Tensor) -> Any:
+        array = (torch.relu(x) * 2).numpy()
+        row = array[1]
+        first, second = (x > 9).long().numpy()[0], (x > 9).long().sum(1).numpy()
+        return {
+            "row": row,
+            "rows": [row, array[1]],
+            "all": array.squeeze(),
+            "same": array.reshape(2, -1).astype("int64"),
+            "numbers": (first, second[0].item(), second[1].item()),
+            "given": x.numpy()[0].copy(),
+        }
+
+    return program(body)
+
+
+def part_by_a_helper() -> Program:
+    policy = net()
+
+    def infer(x: Tensor) -> Any:
+        return policy(x).detach().numpy()
+
+    def body(x: Tensor) -> Any:
+        action = infer(x)[0]
+        return action, x.sum()
+
+    return program(body)
+
+
 REPLAYED: list[Make] = [
+    first_row, number_of_an_array, flat, several_parts, part_by_a_helper,
     actions, array_alone, detached, with_its_tensor, same_array_twice, written_later, of_a_step_with_numbers, as_array,
     view_of_the_argument, weights, helper_between, drawn, appended, appended_in_a_row, on_an_attribute,
     kept_and_returned, in_comprehensions, some_in_a_comprehension, kept_of_a_comprehension,
 ]  # fmt: skip
 
 
-def indexed() -> Program:
-    return program(lambda x: (torch.relu(x) * 2).numpy()[0])
+def copied_before_a_write() -> Program:
+    scale = torch.ones(1)
+    count = [0]
+
+    def body(x: Tensor) -> Any:
+        y = torch.relu(x) * 2
+        copy, number, view = y.numpy().flatten(), y.numpy()[0][0], y.numpy()[1]
+        y.mul_(scale)  # by one at first
+        return copy, number, view
+
+    def arguments(number: int) -> Any:
+        count[0] += 1
+        scale.fill_(1 if count[0] < 9 else 3)
+        return (draw(number),)
+
+    return body, arguments, scale
+
+
+def copied_before_an_unseen_write() -> Program:
+    scale = torch.ones(1)
+    count = [0]
+
+    def body(x: Tensor) -> Any:
+        y = torch.relu(x) * 2
+        copy = y.numpy().copy()
+        y.data[0].mul_(scale)
+        return copy, y
+
+    def arguments(number: int) -> Any:
+        count[0] += 1
+        scale.fill_(1 if count[0] < 9 else 3)
+        return (draw(number),)
+
+    return body, arguments, scale
+
+
+def sorted_in_place() -> Program:
+    def body(x: Tensor) -> Any:
+        array = (torch.relu(x) * 2).numpy()
+        array.sort()
+        return array[0]
+
+    return program(body)
+
+
+def by_keyword() -> Program:
+    def body(x: Tensor) -> Any:
+        array = (torch.relu(x) * 2).numpy()
+        return array.reshape(-1, order="F"), array.astype(dtype="float64")
+
+    return program(body)
+
+
+def part_that_decides() -> Program:
+    def body(x: Tensor) -> Any:
+        row = (torch.relu(x) * 2).numpy()[0]
+        return row if row[0] > 0 else row[1:]
+
+    return program(body)
+
+
+def part_by_a_number_of_the_call() -> Program:
+    count = [0]
+
+    def body(x: Tensor, n: int) -> Any:
+        return (torch.relu(x) * 2).numpy()[n], (torch.relu(x) * 3).numpy().reshape(n + 1, -1)
+
+    def arguments(number: int) -> Any:
+        count[0] += 1
+        return draw(number), count[0] % 2
+
+    return body, arguments, None
 
 
 def filtered() -> Program:
@@ -282,7 +403,19 @@ def read_where_it_is_kept() -> Program:
     return program(body, held)
 
 
-OTHERS: list[Make] = [indexed, filtered, decides, on_a_new_object, in_a_local_list, read_where_it_is_kept]
+OTHERS: list[Make] = [
+    copied_before_a_write,
+    copied_before_an_unseen_write,
+    sorted_in_place,
+    by_keyword,
+    part_that_decides,
+    part_by_a_number_of_the_call,
+    filtered,
+    decides,
+    on_a_new_object,
+    in_a_local_list,
+    read_where_it_is_kept,
+]
 
 
 def run(make: Make, *, captured: bool, keep: bool, calls: int = CALLS) -> tuple[list[Any], list[Any], Any]:
