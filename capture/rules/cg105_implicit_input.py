@@ -35,6 +35,7 @@ buckets of `DistributedDataParallel` have one only if the gradients are views of
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from capture.core.facts import PlaceholderInfo
@@ -56,7 +57,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
             yield RULE.decision(info.path, Policy.STATIC, "the body stores another tensor here: bound anew")
             yield _replaced(info)
         else:
-            yield RULE.decision(info.path, Policy.STATIC, f"{info.owner}, read where it lives")
+            yield RULE.decision(info.path, Policy.STATIC, sys.intern(f"{info.owner}, read where it lives"))
             if info.owner in NOTED_OWNERS:
                 yield _noted(info)
     unknown = [info for info in case.facts.placeholders if info.kind == "implicit" and info.owner == "unknown"]

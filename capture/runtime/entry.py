@@ -234,9 +234,12 @@ class Entry:
     def turn_to(self, reads: tuple[str, ...]) -> bool:
         """Take plan and facts of runs that read this from now on. False: there was no such run, though there were
         others."""
-        if self.facts is not None:
-            self.branches[self.facts.reads] = Branch(self.plan, self.facts)
-            if self.facts.reads == reads:
+        current = self.facts
+        if current is not None and current.reads == reads == ():  # most bodies: there are no branches to turn to
+            return True
+        if current is not None:
+            self.branches[current.reads] = Branch(self.plan, current)
+            if current.reads == reads:
                 return True
         if not self.branches:
             return True

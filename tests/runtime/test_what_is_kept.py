@@ -19,6 +19,7 @@ from capture.api.decorator import captured_state
 from capture.key import objects
 from capture.runtime import record
 from capture.tree import thread_trees
+from tests.support.device import DEVICE
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 ROUNDS = 20
@@ -170,3 +171,31 @@ def test_keys_go_without_the_garbage_collector() -> None:
         assert {id(entry) for one in entries if (entry := one()) is not None} <= kept_ones
     finally:
         gc.enable()
+
+
+def objects_kept(count: int) -> float:
+    """Objects of the garbage collector that one more size of a body with so many operators keeps."""
+
+    def body(x: Tensor) -> Tensor:
+        for _ in range(count):
+            x = torch.relu(x)
+        return x
+
+    function = capture(body, max_recordings=10)
+    sizes = [torch.randn(size) for size in range(1, 9)]
+    for at, x in enumerate(sizes):
+        for _ in range(3):
+            function(x)
+        if at == 3:
+            gc.collect()
+            before = len(gc.get_objects())
+    gc.collect()
+    assert recordings(function).recordings == len(sizes)
+    return (len(gc.get_objects()) - before) / 4
+
+
+def test_what_a_recording_keeps_of_each_operator() -> None:
+    """Whatever it keeps, each full collection looks at: a server has many recordings of many operators."""
+    objects_kept(4)  # some is made once in a process
+    few, many = objects_kept(4), objects_kept(24)
+    assert (many - few) / 20 <= (11 if DEVICE.type == "cpu" else 3), (few, many)  # 15 with the calls that C was given

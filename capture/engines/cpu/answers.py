@@ -12,6 +12,7 @@ nothing reads it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -186,6 +187,12 @@ class Made:
     number: int
 
 
+@functools.lru_cache(maxsize=64)
+def _made(number: int) -> Made:
+    """One object for equal ones: each operator of each recording has one."""
+    return Made(number)
+
+
 @frozen
 class Argument:
     """A tensor that an operator gets, by its position among its arguments."""
@@ -205,7 +212,7 @@ def form_of(result: Any, made: Sequence[torch.Tensor | None], inputs: Sequence[t
     if isinstance(result, torch.Tensor):
         for number, tensor in enumerate(made):
             if tensor is result:
-                return Made(number)
+                return _made(number)
         for number, tensor in enumerate(inputs):
             if tensor is result:
                 return Argument(number)

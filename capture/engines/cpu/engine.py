@@ -10,7 +10,7 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from capture.engines.base import Block, Geometry, Input, LiftedNumbers, NumbersT
 from capture.engines.cpu import answers, lifting
 from capture.engines.cpu.arena import Arena
 from capture.engines.cpu.in_place import InPlaceTrial, in_place_form, trial_of
-from capture.engines.cpu.number_tensors import tensors_for_numbers
+from capture.engines.cpu.number_tensors import NO_NUMBERS, tensors_for_numbers
 from capture.engines.cpu.segments import SegmentedTape
 from capture.engines.cpu.tape import (
     Leaf,
@@ -64,6 +64,7 @@ from capture.torch_private import operators
 from capture.torch_private.capabilities import generator_id, is_not_resizable
 
 _OWN = frozenset([torch.Tensor, torch.nn.Parameter])
+_NO_KWARGS: dict[str, Any] = {}  # of most steps, of which recordings keep many
 _MOST_PROOFS, _MOST_MODES = 4096, 16  # of which some are made again, once there are more
 _READ_GRAD_MODE = frozenset(["mkldnn_rnn_layer"])  # its kernel makes the workspace of its backward pass in grad mode
 
@@ -437,11 +438,11 @@ class TapeRecorder(ObserveMode):
         plain = not is_break and step.function is function
         if fresh and len(fresh) == len(flat) and plain:
             step.is_whole = all(map(is_whole, fresh))
-            self._prefer_out(op_traits, step, fresh, tensors_for_numbers(op, args, tensors, fresh))
+            self._prefer_out(op_traits, step, fresh, self._numbers_of(op, args, tensors, fresh))
         elif form is not None and self._tape.prove_in_place(form, step, trial):
             step.function = form
         else:
-            step.numbers = {}
+            step.numbers = NO_NUMBERS
         for out in fresh:
             moved[id(out)][0].copy_(out)
         self._tape.append(step)
@@ -541,18 +542,23 @@ class TapeRecorder(ObserveMode):
         form = in_place_form(op_traits) if writes else None
         if form is None:
             return None, None
-        step.numbers = tensors_for_numbers(op, args, tensors_in(args, kwargs), tensors_in(args[:1], {}))
+        step.numbers = self._numbers_of(op, args, tensors_in(args, kwargs), tensors_in(args[:1], {}))
         return form, trial_of(form, args, kwargs, step.numbers) if self._tape.is_undecided(form, step) else None
 
+    def _numbers_of(
+        self, op: Operator, args: tuple[Any, ...], given: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+    ) -> Mapping[int, torch.Tensor]:
+        return tensors_for_numbers(op, args, given, results, self._tape.given_numbers)
+
     def _prefer_out(
-        self, op_traits: OperatorTraits, step: TapeStep, fresh: list[torch.Tensor], numbers: dict[int, torch.Tensor]
+        self, op_traits: OperatorTraits, step: TapeStep, fresh: list[torch.Tensor], numbers: Mapping[int, torch.Tensor]
     ) -> None:  # fmt: skip
         function = python_form(op_traits)
         if function is None:
             return
         step.numbers = numbers
         if numbers and not self._tape.prove_out(function, step, fresh):
-            step.numbers = {}
+            step.numbers = NO_NUMBERS
         if step.numbers or self._tape.prove_out(function, step, fresh):
             step.function, step.form = function, "out"
         elif self._tape.prove(function, step, fresh):
@@ -593,7 +599,7 @@ class TapeRecorder(ObserveMode):
         except LookupError as error:
             self._fail(f"{name}: {error}")
             return None
-        return TapeStep(function, template, named, "call", name=name)
+        return TapeStep(function, template, named or _NO_KWARGS, "call", name=name)
 
     def _adopt(self, tensor: torch.Tensor, *, is_constant: bool) -> bool:
         if is_constant:

@@ -10,6 +10,7 @@ Those for half precision ask for the number itself.
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,30 +21,37 @@ from capture.observe.operator_schema import Operator
 _FLOATS = frozenset([torch.float32, torch.float64])
 _INTEGERS = frozenset([torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
 _NUMBERS = frozenset([int, float])
+NO_NUMBERS: Mapping[int, torch.Tensor] = types.MappingProxyType({})
+"""What most operators get: one object, as each recording has many of them."""
 _EXACT = 2**53
 """Integers up to here are rounded once, whatever way they are converted."""
 
 
 def tensors_for_numbers(
-    op: Operator, args: Sequence[Any], given: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
-) -> dict[int, torch.Tensor]:
+    op: Operator, args: Sequence[Any], given: Sequence[torch.Tensor], results: Sequence[torch.Tensor],
+    known: dict[Any, torch.Tensor],
+) -> Mapping[int, torch.Tensor]:  # fmt: skip
     """By position among ``args``; empty where a number may decide more than a value. ``given``: the tensors that the
-    operator gets."""
+    operator gets. ``known``: those made before, to which it adds: no operator writes them."""
     numbers = {type(value) for value in args} & _NUMBERS
     if not numbers or len(kinds := {tensor.dtype for tensor in given}) != 1:
-        return {}
+        return NO_NUMBERS
     (kind,) = kinds
     if kind not in _FLOATS and (float in numbers or kind not in _INTEGERS):
-        return {}
+        return NO_NUMBERS
     if any(result.dtype not in (kind, torch.bool) for result in results):
-        return {}
+        return NO_NUMBERS
     where, compares = _takes_tensor(op)
     if compares and all(result.dtype is torch.bool for result in results):
         where |= compares
-    return {
-        at: torch.tensor(value, dtype=kind, device="cpu")
-        for at, value in enumerate(args) if at in where and type(value) in _NUMBERS and _is_exact(value, kind)
-    }  # fmt: skip
+    found: dict[int, torch.Tensor] = {}
+    for at, value in enumerate(args):
+        if at in where and type(value) in _NUMBERS and _is_exact(value, kind):
+            key = kind, repr(value)
+            if key not in known:
+                known[key] = torch.tensor(value, dtype=kind, device="cpu")
+            found[at] = known[key]
+    return found or NO_NUMBERS
 
 
 @functools.lru_cache(maxsize=1024)

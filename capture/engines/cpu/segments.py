@@ -118,6 +118,11 @@ class SegmentedTape(Tape):
         return places_of(self._written.storages() if self._is_apart else ())
 
     @property
+    @override
+    def _keeps_calls(self) -> bool:
+        return self._is_apart or self._keeps_first
+
+    @property
     def _is_apart(self) -> bool:
         """It runs segment by segment."""
         return bool(self.reads) and (self.read_values is None or bool(self._expected))

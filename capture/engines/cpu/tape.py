@@ -29,7 +29,7 @@ from capture.core.schedule import Schedule
 from capture.engines.base import Block, BoundInput, Geometry, Move, Number, OwnedOutput, Refusal, on_storage, views_of
 from capture.engines.cpu.arena import Arena
 from capture.engines.cpu.in_place import InPlaceTrial
-from capture.engines.cpu.number_tensors import with_tensors
+from capture.engines.cpu.number_tensors import NO_NUMBERS, with_tensors
 from capture.engines.cpu.schedule import schedule
 from capture.engines.staging import over
 from capture.key.pytree import PLAIN_TYPES
@@ -109,6 +109,7 @@ class TapeStep:
     """A function, or the name of a method of the first argument."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    """Several steps have one and the same, where it is empty."""
     form: Literal["call", "out", "copy", "break"]
     outs: list[tuple[TapeMemory, int] | None] = field(factory=list)
     """Per result of the operator, where it goes; None for a result that is not a fresh tensor."""
@@ -122,7 +123,7 @@ class TapeStep:
     """Registers among its arguments that it writes."""
     order: Literal["", "draws", "barrier"] = ""
     """Order besides its reads and writes: after others that draw, or with respect to all operators."""
-    numbers: Mapping[int, torch.Tensor] = field(factory=dict)
+    numbers: Mapping[int, torch.Tensor] = NO_NUMBERS
     """Stand for the numbers at these positions, of which torch would make such tensors in each call."""
     is_whole: bool = False
     """What the operator gave owned its memory, and all of it."""
@@ -172,6 +173,8 @@ class Tape:
         self._is_compiled = False
         self._kind: tuple[TapeStep, Any, Any] | None = None
         """What ``_kind_of`` found last."""
+        self.given_numbers: dict[Any, torch.Tensor] = {}
+        """Tensors that stand for numbers, while the tape is written: see ``number_tensors``."""
         self._proofs: dict[Any, list[bool]] = {} if proofs is None else proofs
         """Which forms held for steps that do the same on other memory, see ``_kind_of``."""
         self.ran: list[Ran] = []
@@ -188,7 +191,7 @@ class Tape:
         """Where a replay leaves that."""
         self._views: tuple[Any, ...] = ()
         """Steps before all others: views of owned outputs, which go into locals."""
-        self._read: frozenset[int] = frozenset()
+        self._read: tuple[int, ...] = ()
         """Registers that steps read."""
         self._direct: dict[int, int] = {}
         """Registers that are an argument of the call under way, by number: its position."""
@@ -444,6 +447,7 @@ class Tape:
             for geometry, number in root.registers.items():
                 self.registers[number] = _view_of(root, geometry)
         self._geometries, self._proofs, self._kind, self._is_compiled = [], {}, None, True
+        self._by_storage, self.given_numbers = {}, {}
         self._direct = self._read_alone(readable or {})
         self.copies_in = [step for step in copies_in if self._direct.keys().isdisjoint(registers_in(step.args))]
         self.copies_out = copies_out
@@ -455,6 +459,13 @@ class Tape:
         """Write the calls for the C module, and make the replay of them."""
         self._write_calls()
         self.replay = self._make_replay()
+        if not self._keeps_calls:
+            self._calls = ()  # they take as much memory as the steps
+
+    @property
+    def _keeps_calls(self) -> bool:
+        """Whether parts of the replay are made of them again."""
+        return False
 
     def _write_later(self) -> None:
         """Write them for the first replay: most tapes are given their own outputs before, and are written then."""
@@ -479,7 +490,8 @@ class Tape:
         return {number: position for number, position in readable.items() if number in alone - written}
 
     def _write_calls(self) -> None:
-        self._read = frozenset(number for step in self._steps for number in registers_in((step.args, step.kwargs)))
+        numbers = (number for step in self._steps for number in registers_in((step.args, step.kwargs)))
+        self._read = tuple(dict.fromkeys(numbers))  # a set takes ten times the memory, and each recording keeps one
         used = self._used()
         fresh = [out for step in self._steps if step.form == "copy" for out in step.outs if out is not None]
         alone = [number for root, number in fresh if number in used and self._is_local(root, number)]
@@ -522,8 +534,6 @@ class Tape:
             self.registers, (*self._views, *self._calls), self._grad, owned, given,
             acts=len(self._views) + len(self.copies_in) + next(acting, len(self._steps)), back=len(self.copies_out),
         )  # fmt: skip
-        entries = self._by_storage.items()
-        self._by_storage = {key: entry for key, entry in entries if entry[0]() is not None}  # drop those of the run
         replay: Callable[[Sequence[Any]], None] = self._native
         replay = self._with_shared(replay, shared) if shared else replay
         return self._with_bound(replay) if self._bound else replay
@@ -640,14 +650,15 @@ class Tape:
     def _add_views(self) -> None:
         """All calls. Views of outputs that have fresh memory in every call are made before the others."""
         views: list[Any] = []
-        written = {out[1] for step in self._steps if step.form == "out" for out in step.outs if out is not None}
+        looked_at = {out[1] for step in self._steps if step.form == "out" for out in step.outs if out is not None}
+        looked_at.update(self._read if self._owned else ())
         for output in self._owned:
             root = self._kept_root(output.block)
             if root.is_given or not self._is_in_c(output, root):
                 continue
             base = root.registers[output.geometries[0]]
             for geometry, number in root.registers.items():
-                if number != base and (number in self._read or number in written):
+                if number != base and number in looked_at:
                     place = self._locals.setdefault(number, len(self._locals))
                     arguments = [("constant", part) for part in (geometry.shape, geometry.stride, geometry.offset)]
                     step = (("register", base), *arguments), (), (("local", place),), True
@@ -748,7 +759,7 @@ class Tape:
         roots = {root.path: root for root in self._roots if root.is_argument}
         self._bound += [(input_, roots[input_.path]) for input_ in inputs if input_.path in roots]
         if self._is_written():
-            self.replay = self._make_replay()
+            self._write()
         return frozenset(one.path for one, _ in self._bound)
 
     def _with_bound(self, plain: Callable[[Sequence[Any]], None]) -> Callable[[Sequence[Any]], None]:
