@@ -4,13 +4,14 @@ An array is part of the key by its content, as Python code may read any of it. A
 call. Where tensors are all that comes of arrays, they are inputs (``key.array_inputs``): that is found out when a
 second content comes, and again before an entry is recorded, in runs that are undone. The body gets arrays that note who
 reads them (``noted_arrays``), once with the content of the call and once with another one; operators, results and what
-it leaves have to be the same as in a plain run.
+it leaves have to be the same as in a plain run. The body may branch on truths that it reads on the device, as the
+checks of a distribution do: what it does with arrays is shown for each of these branches before that is recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from attrs import evolve
 
@@ -23,8 +24,8 @@ from capture.observe.described import DescribedRun
 from capture.observe.run import ObservedRun
 from capture.runtime import planning
 from capture.runtime.captured import Captured
-from capture.runtime.decisions import calls_out, compared, may_go_another_way
-from capture.runtime.entry import Entry
+from capture.runtime.decisions import TRUTHS, calls_out, compared, read_and_compared
+from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.noted_arrays import Noting, holds_noted, noted, reads_unnoticed
 from capture.state import body_run
 from capture.state.body_run import BodyRun
@@ -51,7 +52,7 @@ def begins(captured: Captured, entry: Entry, bound: Call) -> bool:
         key_of(value, leaves)
     call = captured.call(values, leaves)
     call.binder = array_inputs.with_arrays(bound.binder)
-    if not values[-1] or not _proven(captured, call, bound.binder):
+    if not values[-1] or _proven(captured, call, bound.binder) is None:
         return False
     captured.take_arrays()
     captured.log.add("drop", "arrays are inputs from now on")
@@ -63,16 +64,45 @@ def begins(captured: Captured, entry: Entry, bound: Call) -> bool:
 def hold(captured: Captured, entry: Entry, bound: Call) -> bool:
     """Before the first recording of an entry: nothing but tensors comes of arrays. False where more does, and they are
     part of the key again."""
-    mark = array_inputs.marked(captured.binder.names)
-    if captured.plain_binder is None or entry.reads_no_arrays or not bound.values[mark]:
+    if not _has_arrays(captured, bound) or entry.array_reads:
         return True
-    entry.reads_no_arrays = entry.facts is not None and not calls_out(entry.facts)
-    entry.reads_no_arrays = entry.reads_no_arrays and _proven(captured, bound, captured.plain_binder)
-    if not entry.reads_no_arrays:
+    if not _holds_here(captured, entry, bound):
         captured.give_arrays_back()
         captured.log.add("drop", "arrays are part of the key again")
         captured.retire()
-    return entry.reads_no_arrays
+    return bool(entry.array_reads)
+
+
+def hold_after(captured: Captured, entry: Entry, bound: Call, reads: tuple[str, ...]) -> bool:
+    """The same before a recording of what the body does after these values that the host reads. False where more comes
+    of arrays there."""
+    if not _has_arrays(captured, bound) or reads in entry.array_branches:
+        return True
+    entry.array_proofs += 1
+    if entry.array_proofs > MOST_BRANCHES or not _holds_here(captured, entry, bound):
+        return False
+    entry.array_branches.add(reads)
+    return True
+
+
+def covers(captured: Captured, entry: Entry, call: Call, facts: Facts) -> bool:
+    """Whether it was shown what a run does with arrays that read this on the host."""
+    return not _has_arrays(captured, call) or read_and_compared(facts) in entry.array_reads
+
+
+def _has_arrays(captured: Captured, bound: Call) -> bool:
+    if captured.plain_binder is None:
+        return False
+    return bool(bound.values[array_inputs.marked(captured.binder.names)])
+
+
+def _holds_here(captured: Captured, entry: Entry, bound: Call) -> bool:
+    if entry.facts is None or calls_out(entry.facts) or captured.plain_binder is None:
+        return False
+    facts = _proven(captured, bound, captured.plain_binder)
+    if facts is not None:
+        entry.array_reads.add(read_and_compared(facts))
+    return facts is not None
 
 
 def _is_like(other: Entry, entry: Entry) -> bool:
@@ -86,26 +116,26 @@ def _left_nothing(facts: Facts) -> bool:
     return not any(one.kind == "call" for one in facts.effects)
 
 
-def _proven(captured: Captured, call: Call, binder: Binder) -> bool:
-    """``binder``: of calls with arrays."""
+def _proven(captured: Captured, call: Call, binder: Binder) -> Facts | None:
+    """What a run of this call does, if only tensors come of its arrays. ``binder``: of calls with arrays."""
     if others_may_run():  # who would see another content
-        return False
+        return None
     run = BodyRun()
     try:
-        return bool(body_run.during(run, _proof, (captured, call, binder)))
+        return cast("Facts | None", body_run.during(run, _proof, (captured, call, binder)))
     except Exception as error:
         if run.error is not error:
             raise
-        return False
+        return None
 
 
-def _proof(captured: Captured, call: Call, binder: Binder) -> bool:
+def _proof(captured: Captured, call: Call, binder: Binder) -> Facts | None:
     own = _seen(captured, call, binder, other=False)
     if own is None:
-        return False
+        return None
     other = _seen(captured, call, binder, other=True)
     plain = planning.watch_undone(captured, call, counts=False)[1].facts
-    return other is not None and compared(own) == compared(other) == compared(plain)
+    return own if other is not None and compared(own) == compared(other) == compared(plain) else None
 
 
 def _seen(captured: Captured, call: Call, binder: Binder, *, other: bool) -> Facts | None:
@@ -139,8 +169,8 @@ def _seen(captured: Captured, call: Call, binder: Binder, *, other: bool) -> Fac
     facts = described.facts
     if noting.is_read or facts.gradients or calls_out(facts) or facts.host_work or reads_unnoticed(watched.ran):
         return None
-    if may_go_another_way(facts):
-        return None
+    if len(facts.reads) != len(facts.breaks) or not TRUTHS.issuperset(read_and_compared(facts)):
+        return None  # after other values the body may do more
     left = [leaf.value for effect in described.effects for leaf in effect.leaves]
     left += [leaf for _, leaf in pytree.result_leaves(watched.result)]
     left += [one.after for one in watched.changed]

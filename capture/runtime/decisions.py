@@ -33,12 +33,12 @@ from typing import Any
 from attrs import evolve, field
 
 from capture.core.data import define, frozen
-from capture.core.facts import Break, Facts
+from capture.core.facts import Facts
 from capture.engines.base import Number
 from capture.key.input_places import InputPlace, with_places
 from capture.observe.computed import Computed, Known, Variable, same, without_given
 from capture.observe.facts_builder import READ_ANEW
-from capture.observe.returned_value import ASKED, RETURNED
+from capture.observe.returned_value import RETURNED
 from capture.runtime.buckets import Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
@@ -781,7 +781,7 @@ def _seen(
     others = noting.is_read or facts.gradients or calls_out(facts)
     others = others or reads_in_c(watched.ran, but=math if notes_math else None)
     raw = facts if reads is None or reads.computed is None else evolve(facts, reads=reads.computed.reads)
-    others = others or len(raw.reads) != len(raw.breaks) or not _TRUTHS.issuperset(read_and_compared(raw))
+    others = others or len(raw.reads) != len(raw.breaks) or not TRUTHS.issuperset(read_and_compared(raw))
     others = others or any(effect.kind in ("python", "container", "call") for effect in facts.effects)
     left = [leaf.value for effect in described.effects for leaf in effect.leaves]
     left += [leaf.value for leaf in described.outputs]
@@ -799,7 +799,7 @@ def calls_out(facts: Facts) -> bool:
     return bool(facts.collectives) or not all(one.is_undoable for one in facts.islands)
 
 
-_TRUTHS = frozenset({"", "True", "False"})
+TRUTHS = frozenset({"", "True", "False"})
 """What is read of other tensors where numbers get formulas or answers: after each of the two it is proven what the body
 does. Other values may never come again."""
 
@@ -809,16 +809,6 @@ def read_and_compared(facts: Facts) -> tuple[str, ...]:
     islands = {at for at, read in enumerate(facts.breaks) if read.kind == "island"}
     texts = ["" if text.startswith(RETURNED) or at in islands else text for at, text in enumerate(facts.reads)]
     return tuple(texts) if any(texts) else ()
-
-
-def may_go_another_way(facts: Facts) -> bool:
-    """Whether the host read values other than to return or keep them: after another one the body may do more."""
-    return len(facts.reads) != len(facts.breaks) or any(map(_is_compared, facts.reads, facts.breaks))
-
-
-def _is_compared(text: str, read: Break) -> bool:
-    """Whether another value may be read there, so that replays compare it."""
-    return (not text.startswith(RETURNED) or text.startswith(ASKED)) and read.kind != "island"
 
 
 Numbers = Mapping[Variable, Any]

@@ -568,6 +568,8 @@ def _unread(
     reads_others = captured.decisions is not None and captured.decisions.reads_others
     if reads_others and not decisions.proves_branch(captured, entry, bound, reads):
         return done(run_eagerly(captured, bound, "after this value more comes of a number than an answer"))
+    if branches_known and not arrays.hold_after(captured, entry, bound, reads):
+        return done(run_eagerly(captured, bound, "after this value more comes of an array than tensors"))
     if branches_known:
         return _recorded(captured, entry, bound, tree, node.key[1])
     if len(entry.branches) >= MOST_BRANCHES:

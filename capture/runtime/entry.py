@@ -131,8 +131,12 @@ class Entry:
     """It was shown that of the numbers that its key leaves out only answers count (``decisions``)."""
     has_tried_formulas: bool = False
     """It was looked whether formulas take what its body reads on the host (``decisions.begins_with_reads``)."""
-    reads_no_arrays: bool = False
-    """It was shown that only tensors come of arrays whose content its key leaves out (``arrays``)."""
+    array_reads: set[tuple[str, ...]] = field(factory=set)
+    """What runs read that replays compare, of which it was shown that only tensors come of arrays whose content the key
+    leaves out (``arrays``)."""
+    array_branches: set[tuple[str, ...]] = field(factory=set)
+    """After which values that was looked for before a recording was made."""
+    array_proofs: int = 0
     proven_branches: set[tuple[str, ...]] = field(factory=set)
     """Where the body asks something of what it reads: the reads of branches of which it was looked what they leave."""
     branch_proofs: int = 0
@@ -288,6 +292,11 @@ class Entry:
         current = self.facts.reads if self.facts is not None else None
         others = [one.plan for reads, one in self.branches.items() if reads != current and one.plan is not None]
         return own + others
+
+    def forget_arrays(self) -> None:
+        """What comes of arrays has to be shown again."""
+        self.array_reads.clear()
+        self.array_branches.clear()
 
     def advance(self, phase: Phase) -> None:
         """Set the phase. Called by ``phases.enter`` alone."""

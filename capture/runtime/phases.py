@@ -71,7 +71,8 @@ def give_up_gradients(
 def settle(captured: Captured, entry: Entry, reply: Reply) -> None:
     """After a recording run: the plan is kept as it is now, or replaced."""
     if reply.refuted is not None:
-        entry.asks_no_more = entry.reads_no_arrays = False
+        entry.asks_no_more = False
+        entry.forget_arrays()
         enter(captured, entry, planning.replace(captured, entry, reply.refuted))
         if reply.refuted.is_branch and entry.backend is not None and entry.steadiness.is_lost:
             give_up_reads(captured, entry, tree_for(entry.backend, captured.pool.number))
@@ -113,6 +114,7 @@ def forget(captured: Captured, entry: Entry, tree: Tree) -> None:
         entry.region.retire()
         entry.without_region()
     captured.clear_fast_paths()
-    entry.plan, entry.facts, entry.asks_no_more, entry.reads_no_arrays = None, None, False, False
+    entry.plan, entry.facts, entry.asks_no_more = None, None, False
+    entry.forget_arrays()
     entry.branches.clear()
     enter(captured, entry, "cold")

@@ -23,7 +23,7 @@ from capture.native import native
 from capture.observe.capture_lock import locked
 from capture.observe.expectation import Expectation, other_result
 from capture.rules.compile_plan import compile_plan
-from capture.runtime import branches, formulas, gradient_offload, record_failure
+from capture.runtime import arrays, branches, formulas, gradient_offload, record_failure
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
 from capture.runtime.in_line import read_in_line
@@ -109,8 +109,8 @@ def _record(
     uncounted = (*written, *_written(call, apart, recorded, facts))
     if recorded.executed:
         count_writes(uncounted, call.leaves)
-    as_planned = is_known and followed and (plan is entry.plan or _as_planned(entry.plan, plan))
-    holds = recorded.recording is not None and as_planned and not facts.gradients and _covered(captured, call, branch)
+    holds = is_known and followed and (plan is entry.plan or _as_planned(entry.plan, plan)) and not facts.gradients
+    holds = holds and recorded.recording is not None and _covered(captured, entry, call, branch)
     facts, plan = _heard(exchange, captured, entry, recorded, facts, plan, holds=holds)
     if not holds or plan.outcome != "record":
         new = not is_known and recorded.failure is None
@@ -145,9 +145,10 @@ def _note_computed(
         node.first_read = {at: recorded.watched.watch.trace.kept[at][0] for at in node.computed.taken}
 
 
-def _covered(captured: Captured, call: Call, branch: Facts) -> bool:
-    """Whether it is known what this run does with numbers that its key leaves out."""
-    return captured.decisions is None or captured.decisions.covers(call.values, branch)
+def _covered(captured: Captured, entry: Entry, call: Call, branch: Facts) -> bool:
+    """Whether it is known what this run does with numbers, and with arrays, that its key leaves out."""
+    is_covered = captured.decisions is None or captured.decisions.covers(call.values, branch)
+    return bool(is_covered) and arrays.covers(captured, entry, call, branch)
 
 
 def _owned(captured: Captured, entry: Entry, tree: Tree, outputs: OutputPlan) -> list[int]:

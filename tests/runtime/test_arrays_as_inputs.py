@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -254,6 +255,48 @@ def test_array_on_which_a_tensor_of_the_body_lies() -> None:
         return lambda n: (f(x if n % 3 else drawn(n, 4)), x.copy())
 
     twins(program, 60)
+
+
+def test_checks_of_a_distribution() -> None:
+    """An array with NaN comes after it, of which the check raises."""
+
+    def program(wrap: Wrap) -> Step:
+        torch.manual_seed(0)
+        mean = nn.Linear(4, 2)
+
+        @wrap
+        def act(x: Array) -> Any:
+            with torch.no_grad():
+                found = mean(torch.as_tensor(x)[None])
+                normal = torch.distributions.Normal(found, found.exp())
+                action = normal.sample()
+            return action.numpy()[0], normal.log_prob(action)
+
+        def step(n: int) -> Any:
+            x = drawn(n, 4)
+            x[0] = math.nan if n in (20, 25) else x[0]
+            return act(x)
+
+        return step
+
+    assert twins(program, CALLS) > CALLS // 2
+
+
+@pytest.mark.parametrize("use", ["tensors", "one branch reads"])
+def test_branches_by_values_of_tensors(use: str) -> None:
+    """What an array is for is looked at in each of them."""
+
+    def program(wrap: Wrap) -> Step:
+        @wrap
+        def f(x: Array) -> Tensor:
+            y = torch.from_numpy(x) * 2
+            if torch.rand(1) > 0.6:
+                return y * float(x[1]) if use != "tensors" else y * torch.from_numpy(x)
+            return torch.relu(y)
+
+        return lambda n: f(drawn(n, 4))
+
+    assert twins(program, CALLS) > CALLS // 4
 
 
 # ------------------------------------------------------------------------------------------- where more comes of arrays
