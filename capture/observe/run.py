@@ -235,26 +235,26 @@ def _run_watched(
     arranged, graphs, compilations = buckets_to_arrange(before.modules), graphs_compiled(), list[None]()
     _active.append(watch)
     try:
-        with contextlib.ExitStack() as around:
-            around.enter_context(originals_while_compiling(compilations))
-            quietly = watch.quietly
-            around.enter_context(own_autocast_cache(quietly(watched.keep_casts)))
-            note_sync, exported, form = quietly(watch.note_sync), quietly(watch.note_export), quietly(watch.note_form)
-            around.enter_context(host_reads(note_sync, watch.read_on_host, exported, quietly(watch.note_resized)))
-            around.enter_context(_saying(call, watch))
-            around.enter_context(call.optimizers.steps_apart(run_island))
+        quietly = watch.quietly
+        note_sync, exported, form = quietly(watch.note_sync), quietly(watch.note_export), quietly(watch.note_form)
+        with (
+            originals_while_compiling(compilations),
+            own_autocast_cache(quietly(watched.keep_casts)),
+            host_reads(note_sync, watch.read_on_host, exported, quietly(watch.note_resized)),
+            _saying(call, watch),
+            call.optimizers.steps_apart(run_island),
+            unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs),
+            graph_uses(quietly(watch.note_hook), quietly(watch.note_checkpoint)),
+            watch.device_syncs(),
+            handles_watched(quietly(watch.note_unsafe), before.modules),
+            constants_on_host(),
+            autocast_switches(watch.autocast),
+            gradient_reads(watch.dropping(watched.versions), _tensors_before(watched)) as watched.gradients_read,
+            packages(watch, call.annotation, keep_undo=watch.keep_undo),
+            watch,
+            _formulas_of(call),  # before code is noted: its own would count as the body's
+        ):
             watch.at_islands = _AtIslands(watched)
-            around.enter_context(unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs))
-            around.enter_context(graph_uses(quietly(watch.note_hook), quietly(watch.note_checkpoint)))
-            around.enter_context(watch.device_syncs())
-            around.enter_context(handles_watched(quietly(watch.note_unsafe), before.modules))
-            around.enter_context(constants_on_host())
-            around.enter_context(autocast_switches(watch.autocast))
-            reads = gradient_reads(watch.dropping(watched.versions), _tensors_before(watched))
-            watched.gradients_read = around.enter_context(reads)
-            around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
-            around.enter_context(watch)
-            around.enter_context(_formulas_of(call))  # before code is noted: its own would count as the body's
             noting = code_run(source_location.user_location, *call.unreached.watch()) if watch.notes_code else None
             watched.has_begun = True
             with noting or contextlib.nullcontext(watched.ran) as watched.ran:

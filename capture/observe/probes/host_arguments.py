@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from capture.observe.host_values import HOST_ARGUMENTS
-from capture.torch_private.monkeypatch import Listening, made_once, replaced
+from capture.torch_private.monkeypatch import Listening, made_once
 from capture.torch_private.operators import function_holders
 
 _tolist: Any = torch.Tensor.tolist  # another takes its place while a body is watched
@@ -27,14 +27,10 @@ _listening = Listening()
 """To the function that is called for values."""
 
 
-@contextmanager
-def host_arguments(read: Callable[..., Any]) -> Iterator[None]:
-    """Call ``read`` for the values that such a function reads, before it does, in this thread: see ``host_reads``."""
-    with ExitStack() as stack:
-        stack.enter_context(_listening.by(read))
-        for holder, names in _functions():
-            stack.enter_context(replaced(holder, _stand_ins(holder, names)))
-        yield
+def host_arguments(read: Callable[..., Any]) -> tuple[AbstractContextManager[None], list[tuple[Any, dict[str, Any]]]]:
+    """A block in which ``read`` is called for the values that such a function reads, before it does, in this thread
+    (see ``host_reads``), while these stand-ins are in their places."""
+    return _listening.by(read), [(holder, _stand_ins(holder, names)) for holder, names in _functions()]
 
 
 @functools.cache

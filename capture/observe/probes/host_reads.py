@@ -21,7 +21,7 @@ from capture.core.data import frozen
 from capture.observe.probes.host_arguments import host_arguments
 from capture.torch_private import autocast, devices
 from capture.torch_private.checkpoints import is_asking, is_checkpoint
-from capture.torch_private.monkeypatch import Listening, is_asked_by_users, made_once, replaced
+from capture.torch_private.monkeypatch import Listening, Replaced, is_asked_by_users, made_once, replaced
 from capture.torch_private.threads import others_may_run
 
 _NAMES = ("__dlpack__", "apply_", "map_", "map2_")
@@ -69,12 +69,9 @@ def host_reads(
     stand_ins = _syncing(tensor, _NAMES) | _reading(tensor, _COMPARED) | _addresses(tensor, ("data_ptr",))
     stand_ins |= _interfaces(tensor, ("__cuda_array_interface__",))
     memory = _addresses(storage, ("data_ptr",)) | _resizing(storage, ("resize_",))
-    with (
-        _reads.by(_HostReads(note_sync, read, exported, resized)),
-        replaced(tensor, stand_ins),
-        replaced(storage, memory),
-        host_arguments(read),
-    ):
+    arguments, functions = host_arguments(read)
+    told = _reads.by(_HostReads(note_sync, read, exported, resized))
+    with told, arguments, Replaced((tensor, stand_ins), (storage, memory), *functions):
         yield
 
 
@@ -116,12 +113,12 @@ def _resize(_: str, original: Any) -> Any:
 def graph_uses(note_use: Callable[[str], None], checkpoint: Callable[[], None]) -> Iterator[None]:
     """Call ``note_use(name)`` where code in this thread hooks itself into the autograd graph; ``checkpoint()`` where
     that is a block that the backward pass runs again."""
-    with (
-        _uses.by(_GraphUses(note_use, checkpoint)),
-        replaced(torch.Tensor, _hooking(torch.Tensor, _HOOKS) | _nodes(torch.Tensor, ("grad_fn",))),
-        replaced(saved_tensors_hooks, _entering(saved_tensors_hooks, ("__enter__",))),
-        replaced(graph, _refusing(graph, ("disable_saved_tensors_hooks",))),
-    ):
+    stand_ins = Replaced(
+        (torch.Tensor, _hooking(torch.Tensor, _HOOKS) | _nodes(torch.Tensor, ("grad_fn",))),
+        (saved_tensors_hooks, _entering(saved_tensors_hooks, ("__enter__",))),
+        (graph, _refusing(graph, ("disable_saved_tensors_hooks",))),
+    )
+    with _uses.by(_GraphUses(note_use, checkpoint)), stand_ins:
         yield
 
 
@@ -195,7 +192,7 @@ def gradient_reads(
         return original(outputs, inputs, *args, **kwargs)
 
     grad = property(read_grad, write_grad, _GRAD.__delete__)
-    with replaced(torch.autograd, {"grad": differentiate}), replaced(torch.Tensor, {"grad": grad}):
+    with Replaced((torch.autograd, {"grad": differentiate}), (torch.Tensor, {"grad": grad})):
         yield read
 
 

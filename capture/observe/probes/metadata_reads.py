@@ -16,7 +16,7 @@ import torch
 
 from capture.core.data import frozen
 from capture.torch_private.getters import PROPERTIES_OF_TENSORS
-from capture.torch_private.monkeypatch import Listening, is_asked_by_users, made_once, replaced
+from capture.torch_private.monkeypatch import Listening, Replaced, is_asked_by_users, made_once
 
 Holder = torch.Tensor | torch.UntypedStorage
 COUNTING = ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "set_")
@@ -74,12 +74,8 @@ def unkeyed_reads(
     named = {number: leaf for number, leaf in given.items() if leaf.__dict__}
     if named:
         tensors["__getattribute__"] = _attributes(named, _asked)
-    with (
-        _listening.by(_Reads(note_read, note_form, theirs)),
-        replaced(tensor, tensors),
-        replaced(storage, _methods(storage, _OF_STORAGES)),
-        replaced(torch, functions),
-    ):
+    stand_ins = Replaced((tensor, tensors), (storage, _methods(storage, _OF_STORAGES)), (torch, functions))
+    with _listening.by(_Reads(note_read, note_form, theirs)), stand_ins:
         yield
 
 
