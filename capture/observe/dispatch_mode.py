@@ -115,7 +115,8 @@ class ObserveMode(BreakNotes):
         """Run the operator and note it."""
         if not (types and TENSORS.issuperset(types)) and any(map(is_wrapper, types)):
             return NotImplemented  # it opens itself: its operators on plain tensors are dispatched next
-        op_traits = None if self.looks_away or self._arrays or self._borrowed else plain.get(id(op))
+        is_looked_at = self.looks_away or self._arrays.known or self._borrowed.known
+        op_traits = None if is_looked_at else plain.get(id(op))
         inputs = None if op_traits is None or only_shapes() else plain_inputs(args, kwargs)
         if op_traits is None or inputs is None:
             return self._watch_any(op, args, kwargs)
@@ -148,9 +149,10 @@ class ObserveMode(BreakNotes):
         self._note_device(inputs[0].device)
         result = self.execute(op, args, kwargs)
         trace.plain, made_any = was_plain, False
-        for tensor in (result,) if type(result) is torch.Tensor else tensors_out(result):
+        outs = [result] if type(result) is torch.Tensor else tensors_out(result)
+        for tensor in outs:
             made_any = self._see_output(tensor, op_traits, among) or made_any
-        _note_form(trace, op_traits, inputs, result)
+        _note_form(trace, op_traits, inputs, outs)
         trace.num_ops += made_any
         trace.sequence.append(op_traits.name)
         trace.scalars.append(scalars_of(op_traits, args, kwargs, constant=None))
@@ -208,10 +210,10 @@ class ObserveMode(BreakNotes):
             self._see_draws(op_traits, states, kwargs)
         if op_traits.foreign or op_traits.reaches:
             self._see_addresses(op_traits, args, kwargs, result)
-        made, among = False, set() if lifted else set(map(id, storages))
-        for tensor in tensors_out(result):
+        made, among, made_by = False, set() if lifted else set(map(id, storages)), tensors_out(result)
+        for tensor in made_by:
             made = self._see_output(tensor, op_traits, among) or made
-        _note_form(trace, op_traits, inputs, result)
+        _note_form(trace, op_traits, inputs, made_by)
         trace.num_ops += made or bool(op_traits.writes)
         trace.sequence.append(op_traits.name)
         trace.scalars.append(scalars_of(op_traits, args, kwargs, constant=self._made_constant(op_traits, inputs)))
@@ -421,7 +423,8 @@ class ObserveMode(BreakNotes):
         self.trace.draws[key] = Draw(generator=name, device=device, op=op.name, count=count, where=where)
 
     def _see_output(self, tensor: torch.Tensor, op: OperatorTraits, input_storages: set[int]) -> bool:
-        self._note_device(tensor.device)
+        if tensor.device != self._device:
+            self._note_device(tensor.device)
         storage = storage_of(tensor)
         if id(storage) in input_storages:
             return False
@@ -430,20 +433,18 @@ class ObserveMode(BreakNotes):
         return True
 
 
-def _note_form(trace: RunTrace, op: OperatorTraits, inputs: list[torch.Tensor], result: Any) -> None:
+def _note_form(trace: RunTrace, op: OperatorTraits, inputs: list[torch.Tensor], outs: list[torch.Tensor]) -> None:
     """Note whether results may follow from the form of what the operator got."""
-    trace.reads_form = trace.reads_form or _reads_form(op, inputs, result)
-    if op.foreign or op.view or op.metadata != "no":
-        trace.reads_whole = trace.reads_whole or _sees_others(op, inputs, result)
+    if not trace.reads_form:
+        trace.reads_form = op.reads_form or not (op.view or all(map(is_in_order, (*inputs, *outs))))
+    if not trace.reads_whole and (op.foreign or op.view or op.metadata != "no"):
+        trace.reads_whole = op.foreign or _sees_others([*inputs, *outs])
 
 
-def _reads_form(op: OperatorTraits, inputs: list[torch.Tensor], result: Any) -> bool:
-    return op.reads_form or not (op.view or all(map(is_in_order, (*inputs, *tensors_out(result)))))
-
-
-def _sees_others(op: OperatorTraits, inputs: list[torch.Tensor], result: Any) -> bool:
+def _sees_others(tensors: list[torch.Tensor]) -> bool:
     """Whether memory of whole numbers may be seen as that of others. Sums of such are the same in any order."""
-    return op.foreign or len({is_whole(tensor.dtype) for tensor in (*inputs, *tensors_out(result))}) > 1
+    kinds = {tensor.dtype for tensor in tensors}
+    return len(kinds) > 1 and len(set(map(is_whole, kinds))) > 1
 
 
 def _shape_of(tensor: torch.Tensor) -> Reshaped:

@@ -100,20 +100,20 @@ class Arrays:
     writes it: neither an operator while the array exists, nor other code that has an array."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Lent] = {}
-        """By ``id`` of the storage."""
+        self.known: dict[int, _Lent] = {}
+        """By ``id`` of the storage. Each operator asks whether there are any."""
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self.known)
 
     def add(self, tensor: torch.Tensor, array: Any) -> None:
         """The array lies on its memory, as do views of the array, which keep it alive."""
         storage = tensor.untyped_storage()
-        self._known[id(storage)] = _Lent(weakref.ref(storage), weakref.ref(array), _content(storage))
+        self.known[id(storage)] = _Lent(weakref.ref(storage), weakref.ref(array), _content(storage))
 
     def all(self) -> list[torch.UntypedStorage]:
         """The memory that still exists."""
-        return [found for found in (one.storage() for one in self._known.values()) if found is not None]
+        return [found for found in (one.storage() for one in self.known.values()) if found is not None]
 
     def have_changed(self, storages: Iterable[Any]) -> bool:
         """Whether the content of an array differs from its description."""
@@ -124,7 +124,7 @@ class Arrays:
         found = self._lent(written)
         for storage, one in found:
             if one.array() is None:
-                del self._known[id(storage)]
+                del self.known[id(storage)]
         return any(one.array() is not None for _, one in found)
 
     def knows(self, storage: Any) -> bool:
@@ -132,12 +132,12 @@ class Arrays:
         return bool(self._lent([storage]))
 
     def _lent(self, storages: Iterable[Any]) -> list[tuple[Any, _Lent]]:
-        known = [(storage, self._known[id(storage)]) for storage in storages if id(storage) in self._known]
+        known = [(storage, self.known[id(storage)]) for storage in storages if id(storage) in self.known]
         return [(storage, one) for storage, one in known if one.storage() is storage]
 
     def forget(self) -> None:
         """Forget all arrays: the run is over."""
-        self._known.clear()
+        self.known.clear()
 
 
 def _content(storage: torch.UntypedStorage) -> str:

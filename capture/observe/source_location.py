@@ -96,12 +96,13 @@ def user_location() -> CodeLocation | None:
 
 
 def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:
-    users, installed = _users, None
+    users, written_by_user, installed = _users, _written_by_user, None
     while frame is not None:
         file = frame.f_code.co_filename
         is_known = users.get(file)  # without a function call for each frame, which halves the time
         if is_known or (is_known is None and is_users(file)):
-            if _is_written_by_user(file):
+            is_written = written_by_user.get(file)
+            if is_written or (is_written is None and _is_written_by_user(file)):
                 return frame
             installed = installed or frame
         elif installed is not None and file.startswith(_OURS):  # what called the captured function

@@ -80,8 +80,8 @@ def test_an_operator_costs_little_in_the_first_calls() -> None:
         function = capture(many(count))
         counts.append([functions_run(functools.partial(function, x)) for _ in range(2)])
     watched, recorded = [(more - less) / 48 for more, less in zip(counts[2], counts[1], strict=True)]
-    most = 160 if DEVICE.type == "cpu" else 60
-    assert watched <= 40, watched
+    most = 150 if DEVICE.type == "cpu" else 60
+    assert watched <= 33, watched  # 35 while each looked whether there are arrays, and of which kind all are
     assert recorded <= most, recorded  # on the CPU 222 while all of a step was found anew for each form that is tried
 
 
