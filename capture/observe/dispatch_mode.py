@@ -166,8 +166,7 @@ class ObserveMode(BreakNotes):
         if op_traits.metadata == "storage" and len(args) > 1 and isinstance(args[1], torch.UntypedStorage):
             op, args = operator_schema.with_tensor(args)
             op_traits = traits(op)
-        # a tensor of zeros without memory, as in the backward pass of ``sgn``
-        if op_traits.base == "_efficientzerotensor":
+        if op_traits.base == "_efficientzerotensor":  # without memory, as in the backward pass of ``sgn``
             op, trace.plain = torch.ops.aten.zeros.default, False
             op_traits = traits(op)
         if op_traits.unseen or self.looks_away or only_shapes():
@@ -178,7 +177,8 @@ class ObserveMode(BreakNotes):
         self._at = None
         inputs = tensors_in(args, kwargs)
         storages, devices = list(map(storage_of, inputs)), {tensor.device for tensor in inputs}
-        self._look_at_arrays(op_traits, lambda arrays: arrays.have_changed(storages))
+        if self._arrays.known or self._borrowed.known:
+            self._look_at_arrays(op_traits, lambda arrays: arrays.have_changed(storages))
         lifted = op_traits.lifts  # torch.tensor(...): a constant, new memory on every run
         plain, trace.plain = trace.plain and op_traits.plain, False
         for tensor, storage in zip(inputs, storages, strict=True):
@@ -191,15 +191,15 @@ class ObserveMode(BreakNotes):
         self._see_host(op_traits, args, kwargs, inputs, devices)
         if op_traits.collective or (op_traits.base == "wait_tensor" and not self.made(inputs[0])):
             self.trace.add_collective(op, op_traits, (args, kwargs), inputs, self._line())
-        outs: list[tuple[torch.Tensor, torch.Size]] = []
         if op_traits.writes or op_traits.norm is not None:
             self._see_writes(op_traits, args, kwargs)
-            outs += [(out, out.shape) for out in operator_schema.given_outs(op_traits, kwargs) if not self.made(out)]
+        outs = [(out, out.shape) for out in operator_schema.given_outs(op_traits, kwargs) if not self.made(out)]
         states = self._states(kwargs, inputs) if op_traits.draws else None
         self._operator = op_traits.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
         is_complex = any(map(torch.is_complex, inputs))
         result = self._execute(op, op_traits, args, kwargs, is_complex=is_complex)
-        self._look_at_arrays(op_traits, lambda arrays: arrays.may_see(_storages_written(op_traits, args, kwargs)))
+        if self._arrays.known or self._borrowed.known:
+            self._look_at_arrays(op_traits, lambda arrays: arrays.may_see(_storages_written(op_traits, args, kwargs)))
         if outs and any(tensor.shape != shape for tensor, shape in outs):
             self.note_unsafe(f"{op_traits.name} with an out= of another shape")
         if breaks(op_traits, args, kwargs):
@@ -329,9 +329,9 @@ class ObserveMode(BreakNotes):
 
     def _look_at_arrays(self, op: OperatorTraits, differ: Callable[[Arrays], bool]) -> None:
         """Python wrote an array that shares memory with an operand, or the operator did."""
-        if self._arrays and differ(self._arrays):
+        if self._arrays.known and differ(self._arrays):
             self.note_sync("numpy")
-        if self._borrowed and differ(self._borrowed):
+        if self._borrowed.known and differ(self._borrowed):
             self._note_array(op)
 
     def _of_array(self, op: OperatorTraits, tensor: torch.Tensor) -> torch.Tensor:

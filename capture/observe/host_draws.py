@@ -6,7 +6,6 @@ position of one changed in the run, or cannot be known, there is no recording.
 
 from __future__ import annotations
 
-import dis
 import io
 import itertools
 import operator
@@ -158,9 +157,8 @@ def line_of(ran: CodeRun | None, names: Iterable[str]) -> CodeLocation | None:
     for code in ran.codes:
         if wanted.isdisjoint((*code.co_names, *code.co_freevars)) or not source_location.is_users(code.co_filename):
             continue
-        line = code.co_firstlineno
-        for instruction in dis.get_instructions(code):
-            line = instruction.positions.lineno or line if instruction.positions is not None else line
-            if instruction.argval in wanted if isinstance(instruction.argval, str) else False:
-                return source_location.of_line(code, line)
+        mentioned = source_location.lines_of_names(code).mentioned
+        first = min([mentioned[name] for name in wanted if name in mentioned], default=None)
+        if first is not None:
+            return source_location.of_line(code, first[1])
     return None

@@ -356,7 +356,7 @@ def written(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def given_outs(op: OperatorTraits, kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """What is given as ``out=``: kernels give it the shape of the result, and other memory where that is larger."""
-    return tensors_in(tuple(kwargs.get(name) for name in op.writes if isinstance(name, str)), {})
+    return tensors_in(tuple([kwargs.get(name) for name in op.writes if isinstance(name, str)]), {}) if kwargs else []
 
 
 def shape_depends_on_data(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

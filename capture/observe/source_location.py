@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import linecache
 import os
 import re
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 import torch
 import typing_extensions
 
+from capture.core.data import frozen
 from capture.core.facts import CodeLocation
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -32,6 +34,12 @@ _cache: dict[tuple[str, int, str], CodeLocation] = {}
 _places: dict[tuple[int, int], tuple[CodeLocation, types.CodeType]] = {}
 """By ``id`` of the code, which is kept, and the instruction: finding the line takes longer than all the rest."""
 _MOST_PLACES = 10_000
+_name_lines: dict[int, tuple[NameLines, types.CodeType]] = {}
+"""By ``id`` of the code, which is kept."""
+_MOST_CODES = 256
+_SETTING = frozenset(
+    {"STORE_ATTR", "STORE_GLOBAL", "STORE_NAME", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF"}
+)
 _INSTALLED = tuple(
     os.path.abspath(folder) + os.sep
     for folder in (
@@ -174,6 +182,37 @@ def of_function(code: types.CodeType) -> CodeLocation:
 def of_line(code: types.CodeType, line: int) -> CodeLocation:
     """One of its lines."""
     return _of(code, line)
+
+
+@frozen
+class NameLines:
+    """By name: where code mentions it first (which of its instructions, and the line), and the line that first sets
+    it."""
+
+    mentioned: Mapping[str, tuple[int, int]]
+    set: Mapping[str, int]
+
+
+def lines_of_names(code: types.CodeType) -> NameLines:
+    """Of the names in the code. Each place that a run changed has a line, and an optimizer changes hundreds: the
+    instructions are read once."""
+    known = _name_lines.get(id(code))
+    if known is None:
+        if len(_name_lines) >= _MOST_CODES:
+            _name_lines.clear()
+        known = _name_lines[id(code)] = _lines_of_names(code), code
+    return known[0]
+
+
+def _lines_of_names(code: types.CodeType) -> NameLines:
+    mentioned, names_set, line = dict[str, tuple[int, int]](), dict[str, int](), code.co_firstlineno
+    for at, instruction in enumerate(dis.get_instructions(code)):
+        line = (instruction.positions.lineno if instruction.positions is not None else None) or line
+        if isinstance(instruction.argval, str):
+            mentioned.setdefault(instruction.argval, (at, line))
+            if instruction.opname in _SETTING:
+                names_set.setdefault(instruction.argval, line)
+    return NameLines(mentioned, names_set)
 
 
 def _of(code: types.CodeType, line: int) -> CodeLocation:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dis
-import types
 import warnings
 from typing import Any
 
@@ -14,18 +12,17 @@ from capture.state.code_run import CodeRun
 from capture.state.snapshot import Change
 from capture.state.source import Source
 
-_SETTING = frozenset(
-    {"STORE_ATTR", "STORE_GLOBAL", "STORE_NAME", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF"}
-)
-
 
 def line_that_wrote(ran: CodeRun | None, change: Change) -> CodeLocation | None:
     """The first line of the user's that sets the name; else the first that mentions it or the object that holds it."""
     if ran is None:
         return None
     names = _names(change.source)
-    for code in ran.codes:
-        if names and source_location.is_users(code.co_filename) and (line := _line_setting(code, names[0])):
+    for code in ran.codes if names else ():
+        if not (names[0] in code.co_names or names[0] in code.co_freevars or names[0] in code.co_cellvars):
+            continue
+        line = source_location.lines_of_names(code).set.get(names[0])
+        if line is not None and source_location.is_users(code.co_filename):
             return source_location.of_line(code, line)
     for name in names:
         place = line_of(ran, (name,))
@@ -40,18 +37,6 @@ def _names(source: Source) -> list[str]:
     return [text for text in texts if type(text) is str] + [
         one for one in source.path.split(".")[::-1] if one.isidentifier()
     ]
-
-
-def _line_setting(code: types.CodeType, name: str) -> int:
-    """The line of an instruction that sets the name; 0 without one."""
-    if name not in (*code.co_names, *code.co_freevars, *code.co_cellvars):
-        return 0
-    line = code.co_firstlineno
-    for instruction in dis.get_instructions(code):
-        line = (instruction.positions.lineno if instruction.positions is not None else None) or line
-        if instruction.opname in _SETTING and instruction.argval == name:
-            return line
-    return 0
 
 
 _SHOWS_WARNINGS: Any = getattr(getattr(warnings, "_showwarnmsg", None), "__code__", None)
