@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from capture.core.data import define
+from capture.core.interned import interned
 from capture.native import seen
 from capture.state.source import Source
 
@@ -88,6 +89,15 @@ class Referent(NamedTuple):
 def itself(value: Any, path: str) -> Source:
     """What a guard on a container itself compares."""
     return Source("root", value, None, path)
+
+
+def looked_up(
+    source: Source, wanted: frozenset[Any], names: tuple[Any, ...], values: tuple[Any, ...],
+    kinds: tuple[type | None, ...],
+) -> Guard:  # fmt: skip
+    """Of the names that code may have looked up, a namespace has these and no others, with these values, or with any of
+    a kind where one is given."""
+    return Guard("names", source, (interned(wanted), names, values, kinds))
 
 
 def members(own: dict[Any, Any], path: str, absent: Iterable[str], there: Iterable[tuple[Any, Any]]) -> Guard:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from capture.guards.guard import Guard, itself
+from capture.guards.guard import Guard, itself, looked_up
 from capture.guards.names_used import OF_ALL_CLASSES, place_of
 from capture.guards.read_walk import (
     CLOSED,
@@ -71,7 +71,7 @@ def _attributes_of_function(walk: ReadWalk, value: types.FunctionType) -> None:
     names, kept, kinds = walk.columns(id(value), own, wanted, value.__qualname__)
     holder: Any = weakref.ref(value) if HANDLE in own else own
     source = itself(holder, value.__qualname__)
-    walk.add(Guard("names", source, (wanted, names, kept, kinds)), weakref.ref(value))
+    walk.add(looked_up(source, wanted, names, kept, kinds), weakref.ref(value))
 
 
 def _enter_compiled(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
@@ -126,7 +126,7 @@ def open_class(walk: ReadWalk, kind: type, _: str) -> None:
     walk.compare_as_it_is(id(kind), counters & users)
     wanted -= walk.always_set(id(kind)) | (counters - users)
     names, kept, kinds = walk.columns(id(kind), kind.__dict__, wanted, kind.__qualname__, kind)
-    walk.add(Guard("names", itself(kind, kind.__qualname__), (wanted, names, kept, kinds)), lambda: kind)
+    walk.add(looked_up(itself(kind, kind.__qualname__), wanted, names, kept, kinds), lambda: kind)
     _attributes_of_metaclass(walk, kind)
 
 

@@ -23,7 +23,7 @@ from attrs import evolve, field
 from capture.core.data import define, frozen
 from capture.guards.ambient import asked_of_packages, is_getter, value_given_by
 from capture.guards.answers import same_abstract_classes, same_answers
-from capture.guards.guard import Guard, Referent, itself
+from capture.guards.guard import Guard, Referent, itself, looked_up
 from capture.guards.names_used import SPECIAL, Names
 from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced, ValuePlace
 from capture.key.attributes import HEAP, IMMUTABLE, MISSING, Slot, dict_of, in_slot, slots_of, weak_or_none
@@ -199,7 +199,7 @@ class ReadWalk:
         names, kept, kinds = self.columns(id(table), table, keys, path)
         for name, value in zip(names, kept, strict=True):
             self.note_object(value, f"{path}.{name}", table, name)
-        self.add(Guard("names", itself(table, path), (keys, names, kept, kinds)), lambda: table)
+        self.add(looked_up(itself(table, path), keys, names, kept, kinds), lambda: table)
 
     def _is_keyed(self, value: Any, name: Any, path: str) -> bool:
         """Whether it is a dict of which the code with this name for it looks up known keys alone, and nothing is
@@ -254,9 +254,9 @@ class ReadWalk:
         for name, value in there.items():
             if not is_library(_maker(value)):
                 self.enter(value, f"Tensor.{name}")
-        kinds = (None,) * len(there)
+        names, values, kinds = tuple(there), tuple(there.values()), (None,) * len(there)
         source = itself(torch.Tensor, "torch.Tensor")
-        self.add(Guard("names", source, (wanted, tuple(there), tuple(there.values()), kinds)), lambda: torch.Tensor)
+        self.add(looked_up(source, wanted, names, values, kinds), lambda: torch.Tensor)
 
     def _scope(self, scope: dict[str, Any], prefix: str) -> None:
         """Globals: names that code in this module looked up, or in any module where they are built in."""
@@ -576,8 +576,8 @@ class ReadWalk:
         kept, kinds = (*kept, *tables.values()), (*kinds, *[None] * len(tables))
         keeper = weak_or_none(value)
         holder = keeper if is_captured and keeper is not None else namespace
-        expected = (wanted, names, kept, kinds)
-        self.add(Guard("names", itself(holder, path), expected), keeper if keeper is not None else lambda: namespace)
+        guard = looked_up(itself(holder, path), wanted, names, kept, kinds)
+        self.add(guard, keeper if keeper is not None else lambda: namespace)
 
     @staticmethod
     def _length_before(namespace: Mapping[str, Any], changed: Mapping[str, Any]) -> int:

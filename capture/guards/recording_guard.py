@@ -21,6 +21,7 @@ import torch
 from attrs import field
 
 from capture.core.data import define
+from capture.core.interned import interned
 from capture.engines.base import Geometry
 from capture.guards.former_values import former_values, guard_on, is_below_argument, is_in_key
 from capture.guards.gradient_reads import depends_on_gradients
@@ -183,7 +184,7 @@ class RecordingGuard:
         if self.asks_who - _HASHING:
             return True
         if self.keys is None:
-            self.keys = frozenset([id(one) for guard in self.structure for one in _keys_in(guard)])
+            self.keys = interned(frozenset([id(one) for guard in self.structure for one in _keys_in(guard)]))
         return any(id(tensor) in self.keys for tensor in tensors)
 
     def expects(self, tensors: Sequence[torch.Tensor]) -> bool:
