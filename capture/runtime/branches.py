@@ -39,7 +39,7 @@ from capture.observe.operator_schema import read_text
 from capture.observe.returned_value import ASKED, RETURNED, AsReturned, as_returned
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
-from capture.runtime.formula_program import FormulaProgram, program_of
+from capture.runtime.formula_program import BEFORE_READS, FormulaProgram, program_of
 from capture.runtime.noted_numbers import Formula
 from capture.runtime.replay import Commit
 from capture.state.body_run import BodyRun
@@ -178,7 +178,7 @@ class _Walk(Commit):
 
     def _walk(self) -> None:
         node, leaves = self.node, self.leaves
-        if _lacks_numbers(node):
+        if not self._give(node, BEFORE_READS):
             self.stopped = Followed(raises=True)
             return
         recording = _recording(node)
@@ -276,11 +276,11 @@ class _Walk(Commit):
             return None
 
     def _give(self, node: Node, number: int) -> bool:
-        """Put what follows from the read where the recording has it. One that goes on from another has none of that so
-        far."""
+        """Put what follows from the read, or from the numbers of the call, where the recording has it. One that goes on
+        from another has none of that so far."""
         if node.given is None or node.computed is None:
             return not _lacks_numbers(node)
-        begin = number if node is self.given_to else 0
+        begin = number if node is self.given_to else BEFORE_READS
         self.given_to, numbers = node, node.computed.numbers(self.values, self.read)
         return all(node.given.put(at, numbers) for at in range(begin, number + 1))
 

@@ -757,9 +757,12 @@ def _left_after_others(
 
 
 def _may_give(captured: Captured, call: Call) -> bool:
-    """Whether recordings may have numbers that are read in each replay among what operators get."""
+    """Whether recordings may have numbers that are read in each replay among what operators get. Where a schedule moves
+    an optimizer that reads numbers, both are to be islands, and none of their numbers an input."""
+    if call.binder.places and captured.optimizers.ask_host() and captured.optimizers.are_scheduled():
+        return False
     engines = {entry.backend for entry in captured.entries() if entry.backend is not None}
-    return not call.binder.places and all(one.lifts_numbers and one.executes_recording_runs for one in engines)
+    return all(one.lifts_numbers and one.executes_recording_runs for one in engines)
 
 
 def _seen(

@@ -25,6 +25,9 @@ _ERRORS = (ArithmeticError, ValueError, TypeError)
 Step = tuple[Callable[..., Any], int, tuple[int, ...]]
 """What computes, and the slots of its result and of its operands."""
 
+BEFORE_READS = -1
+"""In the place of the number of a read: what follows from the numbers of the call is there from the beginning."""
+
 
 @frozen
 class _Put:
@@ -162,7 +165,7 @@ def program_of(node: Node) -> FormulaProgram | None:
         return None
     given, outputs = node.given, node.outputs
     for number, several in {} if given is None else given.ready.items():
-        if number < count:
+        if 0 <= number < count:  # those of the call are there before
             reads[number].puts.extend(_put_of(made, given, at, number) for at in several)
     leaves = [] if outputs is None else [which for _, which in outputs.reads if isinstance(which, Formula)]
     slot_of = {}

@@ -1,5 +1,6 @@
 """Given numbers: operators get what follows from numbers that the host reads in the body, as a loss is multiplied by
-``alpha = log_alpha.exp().item()``. What optimizers of torch read is left aside: their steps are islands.
+``alpha = log_alpha.exp().item()``; and beside those of numbers of the call, as where ``self.alpha`` was read in the
+call before. What optimizers of torch read is left aside: their steps are islands.
 
 A replay reads such a number as it reads any other (``branches``), and puts what Python computes of it (``formulas``)
 where the recording has it, before the next segment runs. Where that is, two recordings of one call tell, as for the
@@ -28,6 +29,7 @@ from capture.runtime import numbers, record
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
+from capture.runtime.formula_program import BEFORE_READS
 from capture.runtime.formulas import read_as
 from capture.runtime.noted_numbers import Formula, may_be_given, may_vary
 from capture.runtime.noted_runs import holding
@@ -60,7 +62,8 @@ class GivenNumbers:
     places: NumbersBetween
     formulas: Sequence[Formula]
     ready: Mapping[int, Sequence[int]]
-    """Positions in ``formulas``, by number of the read after which Python has all that they are made of."""
+    """Positions in ``formulas``, by number of the read after which Python has all that they are made of, or
+    ``BEFORE_READS``."""
     alike: Mapping[int, Sequence[int]]
     """Positions of others that were equal in both recordings, so that nobody can tell which one operators get."""
     count: Count = field(factory=Count)
@@ -105,8 +108,7 @@ class _OtherReads(Known):
         self.own[number] = value
         expected = self._answers(self.own)
         for factor, shift in zip(_FACTORS, _SHIFTS, strict=True):
-            other = value + shift + number if type(value) is int else value * (factor + number / 65536)
-            self.read[number] = other
+            self.read[number] = _another(value, factor, shift, number)
             if self._answers(self.read) == expected:
                 break
         return self.read[number]
@@ -157,20 +159,22 @@ def _try_again(captured: Captured, entry: Entry, tree: Tree, nodes: Sequence[Nod
 
 
 def _other(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern) -> Node | None:
-    """Record the call with other numbers than those that it reads, and undo that. None where that is no recording."""
-    known = captured.decisions.formulas(bound.values) if captured.decisions is not None else None
+    """Record the call with other numbers than its own and those that it reads, and undo that. None where that is no
+    recording."""
+    values = _with_others(captured, bound.values)
+    known = captured.decisions.formulas(values) if captured.decisions is not None else None
     if known is None or tree.path or tree.warm:
         return None
     reads, nodes = _OtherReads(known.candidates, known.numbers), set(entry.nodes)
 
     def recorded() -> None:
-        call = captured.call(bound.values, bound.leaves, entry)
+        call = captured.call(values, bound.leaves, entry)
         call.formulas = reads
         record.record(captured, entry, call, tree, pattern, undo=True)
 
     run = BodyRun()
     try:
-        body_run.during(run, holding, (captured.call(bound.values, bound.leaves, entry), {}, recorded))
+        body_run.during(run, holding, (captured.call(values, bound.leaves, entry), {}, recorded))
     except Exception as error:
         if run.error is not error:
             raise
@@ -184,6 +188,26 @@ def _other(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: P
     return made[0]
 
 
+def _with_others(captured: Captured, values: Values) -> Values:
+    """Other numbers of the call, with the same answers, where operators get what follows from those."""
+    decisions = captured.decisions
+    given = [] if decisions is None else [formula for one in decisions.candidates() for formula in one.given]
+    wanted = sorted({at for formula in given for at in formula.origins() if isinstance(at, int)})
+    positions = [decisions.positions[at] for at in wanted]
+    for factor, shift in zip(_FACTORS, _SHIFTS, strict=True):
+        own = [values[at] for at in positions]
+        others = numbers.with_numbers(
+            values, positions, [_another(one, factor, shift, at) for at, one in enumerate(own)]
+        )
+        if positions and decisions.parts(others) == decisions.parts(values):
+            return others
+    return values
+
+
+def _another(value: Number, factor: float, shift: int, at: int) -> Number:
+    return value + shift + at if type(value) is int else value * (factor + at / 65536)
+
+
 def _complete(captured: Captured, tree: Tree, node: Node, other: Node | None) -> bool:
     """Have a recording that was just made take what the host reads. False where it is not known how. ``other``: one of
     the same call with other numbers."""
@@ -192,15 +216,15 @@ def _complete(captured: Captured, tree: Tree, node: Node, other: Node | None) ->
         return computed is not None
     if other is None or node.parent is not tree.root or other.reads != node.reads:
         return False
-    first, second, then, now = other.recording, node.recording, other.first_read, node.first_read
+    first, second, then, now = other.recording, node.recording, other.first_numbers, node.first_numbers
     if first is None or second is None or then.keys() != now.keys():
         return False
-    order = sorted(now)
+    order: list[Variable] = list(now)
 
     def given(own: Sequence[Number]) -> list[Number] | None:
-        read: dict[Variable, Any] = {("read", at): value for at, value in zip(order, own, strict=True)}
+        known: dict[Variable, Any] = dict(zip(order, own, strict=True))
         try:
-            return [formula.value(read) for formula in computed.given]
+            return [formula.value(known) for formula in computed.given]
         except (ArithmeticError, ValueError, TypeError, KeyError):
             return None
 
@@ -220,7 +244,8 @@ def _complete(captured: Captured, tree: Tree, node: Node, other: Node | None) ->
     formulas: list[Formula] = [cast(Formula, computed.given[at]) for at in found.used]
     ready: dict[int, list[int]] = {}
     for at, formula in enumerate(formulas):
-        ready.setdefault(max(number for _, number in formula.origins()), []).append(at)
+        reads = [one[1] for one in formula.origins() if isinstance(one, tuple)]
+        ready.setdefault(max(reads, default=BEFORE_READS), []).append(at)
     registers: dict[int, list[int]] = {}
     for at, register in enumerate(found.registers):
         registers.setdefault(register, []).append(at)

@@ -142,7 +142,8 @@ def _note_computed(
     node.computed = recorded.described.computed
     node.placed = formulas.placed(call, recorded.described, outputs)
     if node.computed is not None and node.computed.given and recorded.watched is not None:
-        node.first_read = {at: recorded.watched.watch.trace.kept[at][0] for at in node.computed.taken}
+        read = {at: recorded.watched.watch.trace.kept[at][0] for at in node.computed.taken}
+        node.first_numbers = node.computed.numbers(call.values, read)
 
 
 def _covered(captured: Captured, entry: Entry, call: Call, branch: Facts) -> bool:

@@ -246,6 +246,10 @@ class Optimizers:
         """Whether one of them had other settings in its last step than in the one before."""
         return any(steps.moves for steps in self._steps.values())
 
+    def are_scheduled(self) -> bool:
+        """Whether the body can reach schedules of learning rates."""
+        return bool(self._schedules)
+
     def ask_host(self) -> bool:
         """Whether the host reads values in a step that is no island."""
         return any(steps.asks_host for optimizer, steps in self._steps.items() if optimizer not in self._islands)

@@ -98,8 +98,8 @@ class Node:
     """Where it has what follows from numbers that the host reads (``runtime.given_numbers``)."""
     formulas: Any = None
     """The program of all these formulas (``runtime.formula_program``); False where each is computed by itself."""
-    first_read: dict[int, Any] = field(factory=dict)
-    """Those numbers in the recorded run, by number of the read."""
+    first_numbers: dict[Any, Any] = field(factory=dict)
+    """The numbers of the recorded run that formulas are made of, by variable."""
     placed: tuple[tuple[Any, Any], ...] = ()
     """Places that it writes and whose numbers its formulas read, each with the effect that writes it."""
     moving: frozenset[str] = frozenset()

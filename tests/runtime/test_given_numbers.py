@@ -240,6 +240,95 @@ def test_two_shapes_and_a_schedule() -> None:
     both(program, lambda number: (data(number)[: 4 + number % 2],))
 
 
+class Tuned:
+    """A program that keeps a number which it reads, and takes it in the next call."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.weight, self.total = torch.randn(4, 4, device=DEVICE), torch.zeros(1, device=DEVICE)
+        self.alpha, self.beta, self.log = 1.3, 0.3, list[float]()
+
+    def set(self) -> None:
+        self.alpha = self.total.item()
+
+
+def in_the_next_call(own: Tuned, x: Tensor) -> Tensor:
+    y = x @ own.weight * own.alpha
+    own.total += y.mean() * 0.1
+    own.set()
+    return y
+
+
+def in_both_calls(own: Tuned, x: Tensor) -> Tensor:
+    y = in_the_next_call(own, x)
+    own.log.append(own.alpha)
+    return y + own.alpha
+
+
+def two_of_them(own: Tuned, x: Tensor) -> Tensor:
+    y = in_the_next_call(own, x) + own.beta
+    own.beta = own.beta * 0.9 + 0.1 * own.alpha
+    return y * own.beta
+
+
+def one_in_two_places(own: Tuned, x: Tensor) -> Tensor:
+    y = in_the_next_call(own, x) * own.beta
+    own.beta = own.alpha
+    return y
+
+
+def by_its_sign(own: Tuned, x: Tensor) -> Tensor:
+    y = in_the_next_call(own, x)
+    return torch.relu(y) if own.alpha > 0.1 else y
+
+
+def as_an_exponent(own: Tuned, x: Tensor) -> Tensor:
+    return in_the_next_call(own, x).abs() ** own.beta
+
+
+KEPT = [in_the_next_call, in_both_calls, two_of_them, one_in_two_places, by_its_sign, as_an_exponent]
+
+
+@given
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("is_set", [False, True])
+@pytest.mark.parametrize("body", KEPT)
+def test_numbers_that_were_read_in_the_call_before(body: Callable[[Tuned, Tensor], Tensor], is_set: bool) -> None:
+    """``is_set``: now and then to numbers for which there are kernels of their own, or to another type."""
+
+    def program(wrap: Callable[[Any], Any]) -> Any:
+        own = Tuned()
+        step = wrap(lambda x: body(own, x))
+
+        def arguments(number: int) -> Tensor:
+            odd = {20: 1.0, 24: 0.0, 28: -1.0, 32: 2, 36: math.nan}
+            own.alpha = odd.get(number, own.alpha) if is_set else own.alpha
+            if number == 38:
+                own.total.fill_(0.5)
+            return data(number)
+
+        return lambda number: step(arguments(number)), lambda: [own.alpha, own.beta, own.total, own.log]
+
+    step = both(program, lambda number: (number,))
+    assert is_set or recordings(step).replays > CALLS // 2
+
+
+@given
+def test_numbers_of_the_call_beside_those_that_are_read() -> None:
+    def program(wrap: Callable[[Any], Any]) -> Any:
+        total = torch.zeros(1, device=DEVICE)
+
+        def scaled(x: Tensor, beta: float) -> Tensor:
+            y = x * total.exp().item() * beta
+            total.add_(y.mean() * 0.1)
+            return y
+
+        return wrap(scaled), lambda: [total]
+
+    step = both(program, lambda number: (data(number), [0.1, 0.5, 1.0, 2.5, 0.3][number % 5] + number * 0.01))
+    assert recordings(step).replays > CALLS // 2
+
+
 @given
 def test_a_step_beside_a_number_that_is_asked() -> None:
     """The loop of a training script gives the number of the batch, to log now and then: what the optimizer reads and
