@@ -426,6 +426,20 @@ class ReadWalk:
             return
         self._queue.append((value, path))
 
+    def _enters_empty(self, table: Any, kind: type) -> bool:
+        """``enter`` for an empty dict that the walk came to as an attribute: a module has ten such tables of hooks, of
+        each of which there is nothing to say but that it is empty. False: there is more to it."""
+        if id(table) in self.rebuilt or id(table) in self._changed_in or id(table) in self.tensors:
+            return False
+        met = self._classes_met.get(kind) or self.of_class(kind)
+        own = None if kind is dict else dict_of(table)
+        if met.is_users or met.slots or own:
+            return False
+        self.seen.add(id(table))
+        self.kept.append(table)
+        self.empty += [table] if own is None or met.is_closed else [table, own]
+        return True
+
     def _open(self, value: Any, path: str) -> None:
         kind = type(value)
         met = self._classes_met.get(kind) or self.of_class(kind)
@@ -620,6 +634,9 @@ class ReadWalk:
                 kinds.append(None)  # shortcut for the common case of the lines below
                 continue
             is_own = is_changed and (keeper, name) in self.changed
+            if not is_own and (kind is dict or kind is OrderedDict) and not value and self._enters_empty(value, kind):
+                kinds.append(None)
+                continue
             if not is_own and self._is_keyed(value, name, f"{path}.{name}" if path else name):
                 kinds.append(None)
                 continue

@@ -560,13 +560,14 @@ _NAMES_NONE = pytree.PLAIN_TYPES | {types.BuiltinFunctionType, type}
 def _names_no_module(module: torch.nn.Module) -> bool:
     """Whether it leads to other modules by its submodules alone. A hook that is a bound method of a module would be
     another way."""
-    return all(
-        type(value) in _NAMES_NONE
-        or name in ("_parameters", "_buffers", "_modules")
-        or (type(value) in (tuple, list) and all(type(member) in _NAMES_NONE for member in value))
-        or (type(value) in (dict, OrderedDict, set) and not value)
-        for name, value in module.__dict__.items()
-    )
+    for name, value in module.__dict__.items():
+        kind = type(value)
+        if kind in _NAMES_NONE or name in ("_parameters", "_buffers", "_modules"):
+            continue
+        is_empty = kind in (dict, OrderedDict, set) and not value
+        if not is_empty and (kind not in (tuple, list) or any(type(member) not in _NAMES_NONE for member in value)):
+            return False
+    return True
 
 
 def _identity_key(value: Any, leaves: Leaves) -> Any:
