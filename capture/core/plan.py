@@ -6,6 +6,7 @@ equal plans. No handles and no objects of the process that made it. No torch.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -100,7 +101,28 @@ def differing_fields(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, .
 
 def dumps(plan: CapturePlan) -> str:
     """The plan as JSON: sorted keys, two spaces, one newline at the end, ASCII."""
-    return json.dumps(_CONVERTER.unstructure(plan), indent=2, sort_keys=True) + "\n"
+    return _indented(_CONVERTER.unstructure(plan), "\n") + "\n"
+
+
+def _indented(value: Any, end: str) -> str:  # Any: what JSON holds
+    """As ``json.dumps`` with ``indent=2`` and ``sort_keys``, which encodes in Python letter by letter: a plan is kept
+    after each watched run. ``end``: a new line, with the indent of the value."""
+    if not isinstance(value, (dict, list)) or not value:
+        return json.dumps(value)
+    inner = f"{end}  "
+    if isinstance(value, list):
+        return f"[{inner}{f',{inner}'.join([_indented(member, inner) for member in value])}{end}]"
+    nested = {key: _indented(value[key], inner) for key in value if isinstance(value[key], (dict, list))}
+    if not nested:
+        text = _encoder(inner)(value)
+        return f"{{{inner}{text[1:-1]}{end}}}"
+    members = [f"{json.dumps(key)}: {nested.get(key) or json.dumps(value[key])}" for key in sorted(value)]
+    return f"{{{inner}{f',{inner}'.join(members)}{end}}}"
+
+
+@functools.cache
+def _encoder(inner: str) -> Callable[[Any], str]:
+    return json.JSONEncoder(sort_keys=True, separators=(f",{inner}", ": ")).encode
 
 
 def loads(text: str) -> CapturePlan:

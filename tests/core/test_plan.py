@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve
 
 from capture.core.findings import Severity
+from capture.core import plan as plan_module
 from capture.core.plan import CapturePlan, PlanError, differing_fields, dumps, loads, sequence_digest
 from capture.rules import RULES
 from capture.rules.compile_plan import compile_plan
@@ -18,6 +19,15 @@ from tests.support.samples import check_golden, decoder, limited
 def plan() -> CapturePlan:
     given = decoder()
     return compile_plan(given.annotation, given.facts, RULES, {"torch": "2.13.0", "source": "b1f0"})
+
+
+def test_the_text_is_as_json_writes_it() -> None:
+    values: list[Any] = [
+        {}, [], {"b": [], "a": {}}, {"b": 1, "a": None, "ö": True}, ["é\n\"", [1, [2, []]], {"x": {"y": [3]}}],
+        {"z": "last", "list": [{"b": "", "a": ":"}, {"a": [{}]}], "a": -1},
+    ]  # fmt: skip
+    for value in values:
+        assert plan_module._indented(value, "\n") == json.dumps(value, indent=2, sort_keys=True)
 
 
 def test_plan_on_file() -> None:
