@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from capture.core.findings import Severity
 from capture.core import plan as plan_module
+from capture.core.findings import Severity
 from capture.core.plan import CapturePlan, PlanError, differing_fields, dumps, loads, sequence_digest
 from capture.rules import RULES
 from capture.rules.compile_plan import compile_plan
