@@ -108,7 +108,7 @@ def _indented(value: Any, end: str) -> str:  # Any: what JSON holds
     """As ``json.dumps`` with ``indent=2`` and ``sort_keys``, which encodes in Python letter by letter: a plan is kept
     after each watched run. ``end``: a new line, with the indent of the value."""
     if not isinstance(value, (dict, list)) or not value:
-        return json.dumps(value)
+        return _encoded(value)
     inner = f"{end}  "
     if isinstance(value, list):
         return f"[{inner}{f',{inner}'.join([_indented(member, inner) for member in value])}{end}]"
@@ -116,8 +116,11 @@ def _indented(value: Any, end: str) -> str:  # Any: what JSON holds
     if not nested:
         text = _encoder(inner)(value)
         return f"{{{inner}{text[1:-1]}{end}}}"
-    members = [f"{json.dumps(key)}: {nested.get(key) or json.dumps(value[key])}" for key in sorted(value)]
+    members = [f"{_encoded(key)}: {nested.get(key) or _encoded(value[key])}" for key in sorted(value)]
     return f"{{{inner}{f',{inner}'.join(members)}{end}}}"
+
+
+_encoded = json.JSONEncoder().encode
 
 
 @functools.cache

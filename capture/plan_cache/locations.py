@@ -18,6 +18,7 @@ from capture.core.facts import CodeLocation
 from capture.core.plan import CapturePlan
 
 Rename = Callable[[str], str]
+_PLAIN = frozenset([str, int, bool, float, type(None)])
 
 
 def portable(plan: CapturePlan) -> CapturePlan:
@@ -62,6 +63,8 @@ def _remembering(rename: Rename) -> Rename:
 
 def _renamed(value: Any, rename: Rename) -> Any:
     """``value`` with file names replaced; the same object where there are none."""
+    if type(value) in _PLAIN:  # most are: to look for the fields of a text takes longer than all the rest
+        return value
     if isinstance(value, CodeLocation):
         file = rename(value.file)
         return value if file == value.file else attrs.evolve(value, file=file)
