@@ -4,15 +4,16 @@ Eight threads answer requests of thirty functions and modules, training among th
 Adapters are swapped, weights loaded, a hundredth of the requests fails, outputs and arrays of them are kept at random,
 and requests of the main thread time out by a signal. Each answer is compared with eager's, bit for bit.
 
-Before the clock starts each thread fills its places for recordings: how long that takes is a matter of the machine, and
-would be told as growth. A "minute" is a tenth of the run. Bars: no wrong value, no unexpected exception, the resident
-size of the last minute within 2 % of the third; the 99th percentile of the last below that of the second; hot sizes
-replayed at 95 % and more.
+Before the clock starts each thread fills its places for recordings, and torch's own kernels see each size: how long
+that takes is a matter of the machine, and would be told as growth. A "minute" is a tenth of the run. Bars: no wrong
+value, no unexpected exception, the resident size of the last minute within 2 % of the third; the 99th percentile of the
+last below that of the second; hot sizes replayed at 95 % and more.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import signal
@@ -37,6 +38,7 @@ SAMPLED = 20_000  # latencies of a minute
 KEPT = 60  # answers that a thread keeps at most
 FILLED, CALLS = 5, 8  # sizes that each thread asks of each service first, as many as it may record; calls of each
 PAGE = 4096
+_LONG = 60  # seconds of a run whose growth is told
 
 
 @define
@@ -100,7 +102,9 @@ class Run:
         *,
         eager: bool = False,
         filled: int = FILLED,
+        profiled: bool = False,
     ) -> None:
+        self.profiled = profiled
         self.seconds, self.threads, self.device, self.eager = seconds, threads, device, eager
         self.services = services(device, eager=eager)
         self.counts, self.lock = Counts(), threading.Lock()
@@ -108,6 +112,7 @@ class Run:
         self.sizes: list[list[int]] = [[] for _ in range(11)]
         self.objects = [0] * 10
         self.parts: list[dict[str, int]] = []
+        self.tensors: list[int] = []
         self.weights = [1 / (number + 1) ** TAIL for number in range(sizes)]
         self.filled = min(filled, sizes)
         self.begin = self.called = time.monotonic()
@@ -147,6 +152,14 @@ class Run:
         self.is_stage_over.wait()
         self._ask_all(drawn)
         self.is_filled.wait()
+
+    def _fill_caches_of_torch(self) -> None:
+        """Call each service eagerly with each size. torch's kernels keep what they made for a shape (oneDNN up to 1,024
+        of them), which is 10 MB until a tail of rare sizes was seen, with this library or without."""
+        drawn = random.Random(0)
+        for service in self.services:
+            for size in range(1, len(self.weights) + 1):
+                service.answer_eagerly(drawn, size)
 
     def _ask_all(self, drawn: random.Random) -> None:
         for service in drawn.sample(self.services, len(self.services)):
@@ -222,12 +235,16 @@ class Run:
             if not self.objects[minute]:
                 self.objects[minute] = sys.getallocatedblocks()
                 self.parts.append({"minute": minute, **parts_of_memory(), "requests": self.counts.requests})
+                if self.profiled:
+                    self.tensors.append(count_tensors())
             time.sleep(self.seconds / 100)
 
     def __call__(self) -> dict[str, Any]:
         """Run for the whole time, and give the results."""
         signal.signal(signal.SIGALRM, _ring)
         self.called = time.monotonic()
+        if self.seconds >= _LONG:
+            self._fill_caches_of_torch()
         threads = [threading.Thread(target=self.work, args=(seed,)) for seed in range(1, self.threads)]
         threads.append(threading.Thread(target=self.watch))
         for thread in threads:
@@ -248,7 +265,7 @@ class Run:
             "seconds_to_fill": round(self.begin - self.called, 1),
             "hot_replayed": round(ratio, 4), "resident_third": int(third), "resident_last": int(last),
             "p99_second_ms": round(second * 1e3, 3), "p99_last_ms": round(tenth * 1e3, 3),
-            "objects": self.objects, "parts": self.parts,
+            "objects": self.objects, "parts": self.parts, "tensors": self.tensors,
             "resident": [int(sum(nbytes) / len(nbytes)) for nbytes in self.sizes if nbytes],
             "p99_ms": [round(sample.percentile(0.99) * 1e3, 3) for sample in self.latencies if sample.count],
         }  # fmt: skip
@@ -283,6 +300,11 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
+def count_tensors() -> int:
+    """Look at all objects of the process, and have each tensor for a moment."""
+    return sum(issubclass(type(value), torch.Tensor) for value in gc.get_objects())
+
+
 def parts_of_memory() -> dict[str, int]:
     """What may make the resident size grow, in kB: memory, and mapped code that was read for the first time. Modules
     that were imported late take both."""
@@ -299,6 +321,7 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, default=SIZES)
     parser.add_argument("--eager", action="store_true", help="without this library, to compare memory and latency")
     parser.add_argument("--cold", action="store_true", help="begin without recordings")
+    parser.add_argument("--profiled", action="store_true", help="a thread looks for all tensors ten times in the run")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--out", type=Path, help="write the JSON there, too")
     options = parser.parse_args()
@@ -307,7 +330,8 @@ def main() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         filled = 0 if options.cold else FILLED
-        run = Run(options.seconds, options.threads, options.device, options.sizes, eager=options.eager, filled=filled)
+        flags = {"eager": options.eager, "filled": filled, "profiled": options.profiled}
+        run = Run(options.seconds, options.threads, options.device, options.sizes, **flags)
         outcome = run()
     text = json.dumps(outcome, indent=1)
     if options.out is not None:

@@ -193,6 +193,11 @@ class Service:
                 disarm()  # before the lock is released: an alarm in the release would leave it locked
             return ours, self.call(False, args, kwargs), took
 
+    def answer_eagerly(self, random: Random, size: int) -> None:
+        """The eager answer alone."""
+        args, kwargs = self.request(random, size)
+        self.call(False, args, kwargs)
+
     def probe(self, random: Random, size: int) -> str:
         """Why a usual call of this thread is not replayed; empty where it is."""
         args, _ = self.request(random, size)
@@ -296,6 +301,10 @@ class Sessions(Service):
                 if not torch.equal(ours.h, eager.h) or float(ours.count - count) not in (0, 1):
                     return "a state that eager does not leave", None, 0.0
                 raise
+
+    @override
+    def answer_eagerly(self, random: Random, size: int) -> None:
+        """Each thread has its own state, and four sizes in all."""
 
     @override
     def probe(self, random: Random, size: int) -> str:

@@ -26,7 +26,7 @@ def served(tmp_path: Path, seconds: float, threads: int, sizes: int, *options: s
 
 @pytest.mark.slow
 def test_no_answer_is_wrong(tmp_path: Path) -> None:
-    measured = served(tmp_path, 6, 3, 20, "--cold")
+    measured = served(tmp_path, 6, 3, 20, "--cold", "--profiled")
     assert measured["requests"] >= 8  # on a busy machine few are answered
     assert (measured["wrong"], measured["unexpected"]) == ([], [])
 
