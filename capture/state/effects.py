@@ -331,13 +331,25 @@ def _added(container: Any, old: Sequence[Any]) -> list[Any]:
     if most is None or len(now) < most:
         same = len(now) > count and all(a is b for a, b in zip(now, old, strict=False))
         return now[count:] if same else []
+    if len({*map(id, old)}) < len(old):
+        return _added_of_new(now, old, most)
+    for added in range(1, len(now) + 1):  # members that are objects of their own tell by how many they moved
+        if _are_same(now, [*old, *now[len(now) - added :]][-most:]):
+            return now[len(now) - added :]
+    return []
+
+
+def _added_of_new(now: list[Any], old: Sequence[Any], most: int) -> list[Any]:
+    """The same where an object is there twice: those at the end that were not there before, and are no plain values."""
     old_ids = {id(member) for member in old}
     added = 0
     while added < len(now) and id(now[-1 - added]) not in old_ids and type(now[-1 - added]) not in PLAIN_TYPES:
         added += 1
-    wanted = [*old, *now[len(now) - added :]][-container.maxlen :]
-    same = len(wanted) == len(now) and all(a is b for a, b in zip(now, wanted, strict=True))
-    return now[len(now) - added :] if same else []
+    return now[len(now) - added :] if _are_same(now, [*old, *now[len(now) - added :]][-most:]) else []
+
+
+def _are_same(members: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(members) == len(others) and all(a is b for a, b in zip(members, others, strict=True))
 
 
 def put_members(container: Any, values: Sequence[Any], keys: Sequence[Any] | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -429,3 +430,31 @@ def test_capture_tells_that_answers_stand_for_the_counter() -> None:
         f(torch.randn(4))
     assert any("answers of the body" in event.detail for event in recordings(f).events)
     assert own.n == 20
+
+
+@pytest.mark.parametrize("most", [3, 6])
+def test_a_full_deque_of_numbers_that_are_read(most: int) -> None:
+    """It is full before it is found out what the counter is for: how far the others moved tells what was appended."""
+
+    def program(wrap: Wrap) -> Step:
+        own, recent = Own(), deque[float](maxlen=most)
+
+        @wrap
+        def f(x: Tensor) -> Tensor:
+            y = torch.tanh(x)
+            recent.append(y.sum().item() * 2)
+            if (own.n + 1) % 2 == 0:
+                own.add()
+            own.n += 1
+            return y
+
+        def step(n: int) -> Any:
+            if n == 30:
+                recent.append(7.0)
+            if n == 40:
+                recent.clear()
+            return f(torch.randn(4)), list(recent), own.n, own.total
+
+        return step
+
+    assert twins(program) > CALLS // 2
