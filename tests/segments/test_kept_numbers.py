@@ -15,6 +15,7 @@ from typing_extensions import override
 from capture import capture, recordings
 from tests.segments.bodies import Program, draw
 from tests.segments.test_bodies import CALLS, compared, fresh
+from tests.support.device import EXECUTES
 from tests.support.observed import bits
 
 __all__ = ["fresh"]
@@ -348,11 +349,17 @@ def test_number_that_is_kept_is_read_anew(make: Kept) -> None:
     assert counters.replays >= CALLS // 2, str(counters)
 
 
+@pytest.mark.parametrize("make", [looked_at_again, item_looked_at])
+def test_number_that_is_kept_and_that_operators_get(make: Kept) -> None:
+    replays = recordings(compared(make)).replays
+    assert (replays > 20) if EXECUTES else (replays == 0)
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "make",
     [
-        looked_at_again, looked_at_by_a_helper, item_looked_at, by_its_own_append,
+        looked_at_by_a_helper, by_its_own_append,
     ],
 )  # fmt: skip
 def test_number_on_which_more_depends_is_compared(make: Kept) -> None:
