@@ -54,6 +54,7 @@ _TEXTS: dict[str, Callable[..., Any]] = {
     "round": round, "format": format, "str": str, "repr": repr, "concat": operator.add,
 }  # fmt: skip
 """Beside arithmetic, what gives another number or a text and does nothing else."""
+_FUNCTIONS: dict[str, Callable[..., Any]] = {**_BINARY, **_UNARY, **MATH, **_TEXTS, **_SUMS}
 ASKING: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
     "bool": bool, "value": operator.pos, "math.isfinite": math.isfinite, "math.isinf": math.isinf,
@@ -100,13 +101,18 @@ class Formula:
         known = {} if known is None else known
         todo = [] if self in known else [self]
         while todo:  # a chain of some hundred formulas would be too deep for functions that call themselves
-            formula = todo[-1]
-            unknown = [one for one in formula.operands if type(one) is Formula and one not in known]
-            if unknown:
-                todo += reversed(unknown)
-                continue
-            operands = [known[one] if type(one) is Formula else one for one in formula.operands]
-            known[todo.pop()] = _do(formula.operation, operands) if formula.operation else numbers[operands[0]]
+            formula, operands = todo[-1], list[Any]()
+            for one in formula.operands:
+                if type(one) is not Formula:
+                    operands.append(one)
+                elif one in known:
+                    operands.append(known[one])
+                else:
+                    todo.append(one)
+                    break
+            else:
+                operation = formula.operation
+                known[todo.pop()] = function_of(operation)(*operands) if operation else numbers[operands[0]]
         return known[self]
 
     def text(self) -> str:
@@ -197,10 +203,7 @@ def may_be_given(value: Any, *, is_power: bool) -> bool:
 
 def function_of(operation: str) -> Callable[..., Any]:
     """What computes it."""
-    for functions in (_BINARY, _UNARY, MATH, _TEXTS, _SUMS):
-        if operation in functions:
-            return functions[operation]
-    raise KeyError(operation)
+    return _FUNCTIONS[operation]
 
 
 def _do(operation: str, operands: Sequence[Any]) -> Any:
