@@ -286,6 +286,29 @@ class Read:
         return self._check(()) == OK
 
 
+_RECENT = 4  # reads of a function: a program that swaps adapters comes back to what it had before
+
+
+@define(eq=False)
+class RecentReads:
+    """What the last watched runs of a function read, as long as a recording relies on it. What was put back, such as
+    one of several adapters, is found again: the walk is saved, and its guards are kept once."""
+
+    _kept: tuple[weakref.ref[Read], ...] = ()
+
+    def add(self, read: Read) -> None:
+        """This one is the latest."""
+        others = [kept for kept in self._kept if kept() not in (None, read)]
+        self._kept = (weakref.ref(read), *others[: _RECENT - 1])  # as a whole: other threads look for theirs
+
+    def find(
+        self, begins_with: WalkBegin, tensors: Collection[int], places: frozenset[tuple[int, str]]
+    ) -> Read | None:  # fmt: skip
+        """One that ``still_holds``."""
+        alive = [read for kept in self._kept if (read := kept()) is not None]
+        return next((read for read in alive if read.still_holds(begins_with, tensors, places)), None)
+
+
 class OtherTensors:
     """A guard's function: tensors that no operator read still have the metadata that Python code may have looked at."""
 

@@ -25,7 +25,7 @@ from capture.core.facts import Facts
 from capture.core.findings import SETTLING, Finding, Severity, by_cause
 from capture.core.options import Annotation
 from capture.core.plan import CapturePlan
-from capture.guards.read import Read
+from capture.guards.read import RecentReads
 from capture.key.array_inputs import as_arrays, with_arrays, with_tensors
 from capture.key.code_names import NamedKey, part_of
 from capture.key.input_places import InputPlace, with_places
@@ -156,8 +156,8 @@ class Captured:
     is_told: bool = field(default=False, init=False)
     """A warning was given that says why calls are eager."""
     replacements: Replacements = field(factory=Replacements, init=False)
-    latest_read: Callable[[], Read | None] = field(default=_nobody, init=False)
-    """Gives what the last watched run read of Python state, as long as a recording relies on it."""
+    recent_reads: RecentReads = field(factory=RecentReads, init=False)
+    """What the last watched runs read of Python state."""
     optimizers: Optimizers = field(factory=Optimizers, init=False)
     unreached: Unreached = field(factory=Unreached, init=False)
     sizes: Sizes | None = field(default=None, init=False)
@@ -394,7 +394,7 @@ class Captured:
         if self.sizes is not None:
             self.sizes.forget()
         self.optimizers, self.replacements, self.unreached = Optimizers(), Replacements(), Unreached()
-        self.latest_read = _nobody
+        self.recent_reads = RecentReads()
         self.log = Log(self.annotation.function)
         self.budget, self.is_told, self.warnings = self._new_budget(), False, 0
 

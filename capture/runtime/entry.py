@@ -15,7 +15,7 @@ from capture.core.data import define, frozen
 from capture.core.facts import Facts, GradientObstacle, GradientUse, diff_facts
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Refusal
-from capture.guards.read import Places, Read
+from capture.guards.read import Places, Read, RecentReads
 from capture.guards.read_guards import add_unnoted, begins_with, path_read, read_by
 from capture.guards.recording_guard import asking_who, own_tensors, places_of
 from capture.key.signature import Key, names_the_dead
@@ -310,11 +310,11 @@ class Entry:
         return evolve(facts, drifts=drifts, sequence_change=change, runs=self.facts.runs + 1)
 
     def note_reads(
-        self, watched: ObservedRun, described: DescribedRun, latest: Read | None = None
+        self, watched: ObservedRun, described: DescribedRun, recent: RecentReads
     ) -> tuple[tuple[str, str] | None, str | None]:
         """Note the code that a watched run ran, and the Python state that it read. Gives what of this state cannot be
-        guarded, with its path, and the path of state that the run may have read and that an island changed. ``latest``:
-        what the last watched run of the function read, with another key; mostly this run read the same."""
+        guarded, with its path, and the path of state that the run may have read and that an island changed. ``recent``:
+        what watched runs of the function read, with other keys; mostly this run read the same."""
         if watched.watch.notes_code:
             self.ran.update(watched.ran)
             # this run did not go other branches
@@ -324,9 +324,8 @@ class Entry:
         is_plain, tensors = not (watched.changed or rebuilt), own_tensors(described, call.leaves)
         places = places_of(tensors, watched.before, call.leaves)
         add_unnoted(self.ran, call)
-        if is_plain and latest is not None and latest.still_holds(begins_with(self.ran, call), tensors, places):
-            found = latest
-        else:
+        found = recent.find(begins_with(self.ran, call), tensors, places) if is_plain else None
+        if found is None:
             found = read_by(self.ran, call, watched.changed, rebuilt, tensors, watched.before)
             found.own_places = places
         self.places, self.read = found.places, found if is_plain else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -226,10 +225,10 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
         entry.settling += 1
         return entry.phase
     obstacle, changed = locked(  # else some of what it reads may be another thread's stand-ins
-        entry.note_reads, watched, observed.described, captured.latest_read()
+        entry.note_reads, watched, observed.described, captured.recent_reads
     )
     if entry.read is not None and not entry.read.is_of_one_run:
-        captured.latest_read = weakref.ref(entry.read)
+        captured.recent_reads.add(entry.read)
     if changed is not None:
         obstacle_of_islands = f"changes {changed}, which the body reads"
         facts = evolve(
