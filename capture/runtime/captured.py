@@ -402,10 +402,11 @@ class Captured:
         may_rest = not self.is_backward and self.annotation.fallback != "error"
         return Budget(self.log.counters, most_efforts(self.annotation.max_recordings), may_rest=may_rest)
 
-    def note_kept(self, entry: int, outputs: Iterable[tuple[str, ...]]) -> None:
+    def note_kept(self, entry: int, outputs: Iterable[tuple[str, ...]], *, lasting: bool = False) -> None:
         """Outputs of an entry were used for longer than a step. One that serves all values of a number stands for the
-        entries of all those."""
-        entries = {entry, -1} if any(one.entry.number == entry for one in self.lifted) else {entry}
+        entries of all those. ``lasting``: so they are in all entries."""
+        lasting = lasting or any(one.entry.number == entry for one in self.lifted)
+        entries = {entry, -1} if lasting else {entry}
         for paths in outputs:
             known = self.kept_outputs.setdefault(paths, set())
             if len(known) < 2:  # two stand for all (``is_owned``), and entries come and go

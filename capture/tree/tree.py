@@ -344,8 +344,10 @@ class Tree:
         groups = [node.outputs.groups[number] for number in new]
         if not groups:
             return
+        # a replay that goes back to Python pins its own gradients first, for calls of any shape
+        lasting = bool(node.reads) and node.outputs.gradients.keys() >= set(new)
         native.committed(bool, (), lambda _: node.make_owned(new))  # as a whole, whatever exception comes meanwhile
-        node.function.note_kept(node.key[0], [group.paths for group in groups])
+        node.function.note_kept(node.key[0], [group.paths for group in groups], lasting=lasting)
         node.log.counters.kept_outputs += len(groups)
         paths = ", ".join(path for group in groups for path in group.paths)
         node.log.add("step", f"{paths}: kept, so with fresh memory in every call from now on")

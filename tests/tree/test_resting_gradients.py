@@ -195,3 +195,30 @@ def test_parts_that_add_gradients_in_the_recording_keep_them_beside_whole_steps(
         counts = recordings(function)
         assert AGAIN == 0 or counts.kept_outputs == 0, str(counts)
         assert counts.replays >= 12, str(counts)
+
+
+def test_gradients_of_a_step_that_reads_are_known_to_stay_for_other_shapes() -> None:
+    """A replay that goes back to Python, as AdamW's does to read its step, cannot write gradients in their place. What
+    one shape showed is not found out with another recording for the next one."""
+
+    def trained(capturing: bool) -> tuple[list[float], Any]:
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 3)
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = layer(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            result: torch.Tensor = loss.detach()
+            return result
+
+        mine = capture(step) if capturing else step
+        return [mine(torch.randn(4 + number // 10, 3)).item() for number in range(30)], mine
+
+    (ours, mine), (theirs, _) = trained(True), trained(False)
+    assert ours == theirs
+    dropped = [event for event in recordings(mine).events if "still used" in event.detail]
+    assert recordings(mine).replays > 15
+    assert len(dropped) == 1
