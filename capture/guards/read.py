@@ -302,10 +302,13 @@ class RecentReads:
         self._kept = (weakref.ref(read), *others[: _RECENT - 1])  # as a whole: other threads look for theirs
 
     def find(
-        self, begins_with: WalkBegin, tensors: Collection[int], places: frozenset[tuple[int, str]]
+        self, begin: Callable[[], WalkBegin], tensors: Collection[int], places: frozenset[tuple[int, str]]
     ) -> Read | None:  # fmt: skip
-        """One that ``still_holds``."""
+        """One that ``still_holds``. ``begin`` gives what a walk would begin with, and is asked only if any is there."""
         alive = [read for kept in self._kept if (read := kept()) is not None]
+        if not alive:
+            return None
+        begins_with = begin()
         return next((read for read in alive if read.still_holds(begins_with, tensors, places)), None)
 
 

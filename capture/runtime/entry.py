@@ -324,7 +324,7 @@ class Entry:
         is_plain, tensors = not (watched.changed or rebuilt), own_tensors(described, call.leaves)
         places = places_of(tensors, watched.before, call.leaves)
         add_unnoted(self.ran, call)
-        found = recent.find(begins_with(self.ran, call), tensors, places) if is_plain else None
+        found = recent.find(lambda: begins_with(self.ran, call), tensors, places) if is_plain else None
         if found is None:
             found = read_by(self.ran, call, watched.changed, rebuilt, tensors, watched.before)
             found.own_places = places
