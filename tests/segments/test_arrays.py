@@ -288,9 +288,20 @@ REPLAYED: list[Make] = [
 ]  # fmt: skip
 
 
+def _scaled_later(body: Callable[[Tensor], Any], scale: Tensor) -> Program:
+    """The body multiplies by 1 in its first eight calls, and by 3 from then on."""
+    count = [0]
+
+    def arguments(number: int) -> Any:
+        count[0] += 1
+        scale.fill_(1 if count[0] < 9 else 3)
+        return (draw(number),)
+
+    return body, arguments, scale
+
+
 def copied_before_a_write() -> Program:
     scale = torch.ones(1)
-    count = [0]
 
     def body(x: Tensor) -> Any:
         y = torch.relu(x) * 2
@@ -298,17 +309,11 @@ def copied_before_a_write() -> Program:
         y.mul_(scale)  # by one at first
         return copy, number, view
 
-    def arguments(number: int) -> Any:
-        count[0] += 1
-        scale.fill_(1 if count[0] < 9 else 3)
-        return (draw(number),)
-
-    return body, arguments, scale
+    return _scaled_later(body, scale)
 
 
 def copied_before_an_unseen_write() -> Program:
     scale = torch.ones(1)
-    count = [0]
 
     def body(x: Tensor) -> Any:
         y = torch.relu(x) * 2
@@ -316,12 +321,7 @@ def copied_before_an_unseen_write() -> Program:
         y.data[0].mul_(scale)
         return copy, y
 
-    def arguments(number: int) -> Any:
-        count[0] += 1
-        scale.fill_(1 if count[0] < 9 else 3)
-        return (draw(number),)
-
-    return body, arguments, scale
+    return _scaled_later(body, scale)
 
 
 def sorted_in_place() -> Program:
