@@ -74,8 +74,9 @@ def expandable_segments() -> bool:
     return "expandable_segments:true" in text.lower().replace(" ", "")
 
 
-def end_failed_capture(device: int, pool: PoolId) -> None:
-    """What ``capture_end`` leaves undone if it raises (2.11, 2.13): the pool's route and its use count.
+def stop_allocating(device: int, pool: PoolId) -> None:
+    """End the route of allocations to a pool, and its use count: what ``capture_end`` leaves undone if it raises (2.11,
+    2.13), and ``use_mem_pool`` where a signal comes in its first or last line.
 
     Without these names allocations of later captures would still be asked to go to the dead pool. Where there is no
     route, torch says so, and the count stays: what is released twice ends the process. Nothing comes between the two.

@@ -116,7 +116,7 @@ _CAPTURES = {
     "unbroken", "unbroken.<locals>.mend", "Capture.running", "Capture.pause", "Capture.resume", "Capture.aside",
     "Capture._begin", "Capture._end", "CudaPool.open", "CudaPool.stream", "CudaPool.begin_capture",
     "CudaPool.end_capture", "CudaPool.stop_capture", "end_stopped_capture", "_done", "_capture_nothing",
-    "end_failed_capture", "has_ended", "warned", "in_order", "_after_last", "CpuBackend.record",
+    "stop_allocating", "has_ended", "warned", "in_order", "_after_last", "CpuBackend.record",
     "TapeRecorder.end_at_island",
 }  # fmt: skip
 """What begins and ends the capture of a graph, and what does so where a recording is a tape."""

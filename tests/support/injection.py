@@ -27,7 +27,7 @@ import capture
 from capture import capture as captured_as
 from capture.observe.capture_lock import capture_lock
 from capture.tree.thread_trees import forget_trees, trees_here
-from tests.support.device import rng_state, set_rng_state
+from tests.support.device import DEVICE, rng_state, set_rng_state
 
 LIBRARY = str(Path(capture.__file__).parent)
 
@@ -36,9 +36,26 @@ class Stopped(Exception):
     """Raised as a timeout is, by a signal's handler."""
 
 
+_BELOW = (str(Path(torch.__file__).parent), contextlib.__file__)
+_DEPTH = 3
+
+
+def _is_below(frame: types.FrameType) -> bool:
+    """Whether the library called this code of torch, or torch's code that did: a context that is entered or left."""
+    code: types.FrameType | None = frame
+    for _ in range(_DEPTH):
+        if code is None or not code.f_code.co_filename.startswith(_BELOW):
+            return False
+        code = code.f_back
+        if code is not None and code.f_code.co_filename.startswith(LIBRARY):
+            return True
+    return False
+
+
 class Stopping:
-    """Raises at the ``at``th event inside of the library (a call, or with ``lines`` a line); with -1 it only counts
-    events. ``by_signal``: a signal's handler raises, so that the library sees an interrupt."""
+    """Raises at the ``at``th event inside of the library (a call, or with ``lines`` a line), or of what it calls in
+    torch; with -1 it only counts events. ``by_signal``: a signal's handler raises, so that the library sees an
+    interrupt; in torch it always is one."""
 
     def __init__(self, at: int, error: type[BaseException], *, lines: bool, by_signal: bool = False) -> None:
         self.at, self.error, self.lines, self.by_signal = at, error, lines, by_signal
@@ -59,7 +76,7 @@ class Stopping:
         raise self.error("stopped")
 
     def _called(self, frame: types.FrameType, event: str, arg: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(LIBRARY):
+        if not frame.f_code.co_filename.startswith(LIBRARY) and not (self.lines and _is_below(frame)):
             return None
         self._count(frame)
         return self._line if self.lines else None
@@ -74,7 +91,7 @@ class Stopping:
         if self.count == self.at:
             code = frame.f_code
             self.where = f"{code.co_filename.removeprefix(LIBRARY)}:{frame.f_lineno} {code.co_qualname}"
-            if self.by_signal:
+            if self.by_signal or not code.co_filename.startswith(LIBRARY):
                 signal.raise_signal(signal.SIGUSR2)
             raise self.error("stopped")
 
@@ -337,8 +354,8 @@ BODIES: dict[str, Callable[[World, Tensor], Any]] = {
         stepping_on_the_host,
         numbered,
         numbered_state,
-        raising,
         branching,
+        *([raising] if DEVICE.type == "cpu" else []),  # a GPU tells of an index out of range by ending all its work
     )
 }
 CALLS = {"numbered": (1, 2, 3, 4, 5), "numbered_state": (1, 2, 3), "branching": (1, 2, 3, 4, 5, 6)}
@@ -453,7 +470,11 @@ def stopped_program(
     except BaseException as unexpected:  # noqa: BLE001 - any other exception is what this looks for
         outcome.wrong.append(f"another exception: {unexpected!r}")
     outcome.where, outcome.events = stopping.where, stopping.count
-    left = world.state()
+    try:
+        left = world.state()
+    except RuntimeError as unreadable:
+        unreadable.add_note(f"after it was stopped at {outcome.where}")
+        raise
     if left not in allowed or (not outcome.came_out and left != allowed[-1]):
         outcome.wrong.append("no prefix of eager's")
     now = surroundings()

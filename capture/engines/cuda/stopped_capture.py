@@ -29,7 +29,7 @@ def end_stopped_capture(
         return
     # torch goes on asking it whether a stream is its own when pinned memory comes and goes, up to the very end
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
-    cuda.end_failed_capture(device.index, pool)
+    cuda.stop_allocating(device.index, pool)
     for _ in range(_ATTEMPTS):
         if _done(_capture_nothing, generators, device):
             return

@@ -21,7 +21,7 @@ from capture.engines.cuda.driver import driver_function
 from capture.native import native
 from capture.observe.capture_lock import BusyError, locked, locked_or
 from capture.torch_private.capabilities import unseen
-from capture.torch_private.cuda import is_capturing, raw_stream
+from capture.torch_private.cuda import stop_allocating, is_capturing, raw_stream
 
 Result = TypeVar("Result")
 
@@ -94,9 +94,20 @@ def keep_workspaces(capture_stream: CaptureStream, device: torch.device) -> None
     A graph goes on to use the workspace it was captured with. Others make cuBLAS forget all workspaces, as CUDAGraph
     Trees do: what is freed stays here. This library forgets none, as graphs that users captured by hand need theirs.
     """
-    if capture_stream.workspaces is None:
+    workspaces = capture_stream.workspaces
+    if workspaces is None:
         return
-    capture_stream.stream.wait_stream(torch.cuda.current_stream(device))
+    before = torch.cuda.current_stream(device)
+    capture_stream.stream.wait_stream(before)
+
+    def mend(_: list[BaseException]) -> None:
+        stop_allocating(device.index, workspaces.id)
+        torch.cuda.set_stream(before)
+
+    native.guarded(_take_workspaces, (capture_stream, device), mend)
+
+
+def _take_workspaces(capture_stream: CaptureStream, device: torch.device) -> None:
     with (
         torch.cuda.stream(capture_stream.stream),
         unseen(),
