@@ -21,6 +21,7 @@ import torch
 from attrs import field
 
 from capture.core.data import define, frozen
+from capture.key.attributes import dict_of
 from capture.key.packages import package_of
 from capture.native import native
 
@@ -58,9 +59,8 @@ def find_state(values: Iterable[Any], storages: Container[int]) -> list[str]:
     uses it, and what the object holds next time is not known else. Gives the names of the classes."""
     names = []
     for value in values:
-        kept = [
-            member for member in vars(value).values() if type(member) is torch.Tensor and member.layout is torch.strided
-        ]
+        members = (dict_of(value) or {}).values()  # ``vars`` asks the class for a ``__dict__``, which few of C's show
+        kept = [member for member in members if type(member) is torch.Tensor and member.layout is torch.strided]
         if any(id(tensor.untyped_storage()) in storages for tensor in kept):
             _with_state.add(type(value))
             names.append(type(value).__qualname__)

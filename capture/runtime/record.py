@@ -366,7 +366,7 @@ def _node(
     reads = () if recorded.recording is None else recorded.recording.reads
     return Node(
         parts=parts, log=captured.log, key=(entry.number, pattern), layout=recorded.layout, reads=reads,
-        moving=moving_paths(entry),
+        moving=moving_paths(entry) | entry.often_moved(),
     )  # fmt: skip
 
 

@@ -103,8 +103,8 @@ class Node:
     placed: tuple[tuple[Any, Any], ...] = ()
     """Places that it writes and whose numbers its formulas read, each with the effect that writes it."""
     moving: frozenset[str] = frozenset()
-    """Paths of static tensors that moved often before it was recorded: an engine which cannot bind them anew was to
-    copy them."""
+    """Paths of static tensors that were known to move before it was recorded: an engine which cannot bind them anew
+    copies those that operators read. Of others only a kernel that no operator tells of can read any."""
     written: tuple[int, ...] = ()
     """Positions of managed inputs that the body writes: their tensors' version counters have to move, too."""
     reads: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ import gc
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import pytest
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, recordings, register_container
+from capture.key import objects
 from tests.support.device import AGAIN
 from tests.support.keys import A, bits, x_of
 from tests.support.keys import fresh as fresh
@@ -435,3 +436,16 @@ def test_copies_of_an_object_are_calls_like_it() -> None:
         pair = copy.deepcopy(pair)
         assert bits(mine(pair)) == bits(pair.a * 2)
     assert recordings(mine).recordings == 1
+
+
+def test_objects_that_show_no_dict_are_asked_for_none() -> None:
+    """Type variables of Python 3.12 have one that ``vars`` does not find."""
+
+    class Kept:
+        def __init__(self) -> None:
+            self.total = torch.zeros(2)
+
+    kept = Kept()
+    values = [TypeVar("T"), classmethod(print), 1.0, kept]
+    assert objects.find_state(values, {id(kept.total.untyped_storage())}) == [Kept.__qualname__]
+    assert objects.has_state(Kept)

@@ -270,7 +270,7 @@ def test_checks_of_a_distribution() -> None:
                 found = mean(torch.as_tensor(x)[None])
                 normal = torch.distributions.Normal(found, found.exp(), validate_args=True)
                 action = normal.sample()
-            return action.numpy()[0], normal.log_prob(action)
+            return action.cpu().numpy()[0], normal.log_prob(action)
 
         def step(n: int) -> Any:
             x = drawn(n, 4)

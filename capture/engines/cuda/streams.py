@@ -21,7 +21,7 @@ from capture.engines.cuda.driver import driver_function
 from capture.native import native
 from capture.observe.capture_lock import BusyError, locked, locked_or
 from capture.torch_private.capabilities import unseen
-from capture.torch_private.cuda import stop_allocating, is_capturing, raw_stream
+from capture.torch_private.cuda import is_capturing, raw_stream, stop_allocating
 
 Result = TypeVar("Result")
 
