@@ -23,6 +23,7 @@ from capture.core import config, events, forks
 from capture.core.alive import Alive
 from capture.core.data import define
 from capture.core.errors import AnnotationError
+from capture.core.interrupts import let_through
 from capture.core.options import Annotation, CaptureOptions, annotate
 from capture.key.code_names import NamedKey, named_key
 from capture.key.signature import Binder, make_binder, sees_form, signature_of
@@ -278,6 +279,7 @@ def _new(annotation: Annotation, function: Callable[..., Any], binder: Binder, r
     try:
         named = named_key(function, binder.names, receiver, annotation.static)
     except Exception as found:
+        let_through(found)
         if config.current().strict:
             raise
         named, error = NamedKey(), found

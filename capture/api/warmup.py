@@ -18,6 +18,7 @@ from capture.api.progress import progress
 from capture.core import config
 from capture.core.data import define, frozen
 from capture.core.errors import CaptureBug, CaptureWarning, UncapturableError
+from capture.core.interrupts import let_through
 from capture.core.sizes import bytes_text
 from capture.engines.base import Recording
 from capture.key import pytree, tensor_meta
@@ -356,6 +357,7 @@ class _Run:
                 Outcome("skipped", findings[0].what, findings[0].code) if findings else Outcome("skipped", str(error))
             )
         except Exception as error:  # noqa: BLE001 - the body's own; the other cases go on, and it is said at the end
+            let_through(error)
             outcome, silent = Outcome("skipped", f"{type(error).__name__}: {error}"), True
         ms = (time.perf_counter() - begin) * 1e3
         self.limit_said = self.limit_said or (outcome.code == "CG901" and not silent)

@@ -21,6 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+from capture.core.interrupts import let_through
 from capture.key.pytree import TENSOR_TYPES
 from capture.observe.probes.host_reads import gradient_of
 from capture.torch_private.capabilities import leaf_like, swap_tensors
@@ -55,7 +56,8 @@ def lent(tensors: Iterable[torch.Tensor], refused: set[int] | None = None) -> It
             try:
                 swap(tensor, stand_in)
                 pairs[id(stand_in)] = stand_in, tensor
-            except RuntimeError:  # a weak reference to the tensor exists
+            except RuntimeError as error:  # a weak reference to the tensor exists
+                let_through(error)
                 if refused is not None:
                     refused.add(id(tensor))
         yield pairs

@@ -21,6 +21,7 @@ from attrs import field
 from typing_extensions import override
 
 from capture.core.data import define, frozen
+from capture.core.interrupts import let_through
 from capture.torch_private import capabilities
 from capture.torch_private.autograd import CLEARS_SAVED, clear_saved, keeps_graph, nodes_above
 
@@ -158,5 +159,6 @@ def can_keep() -> bool:
         kept = _Kept(Group(1, (0,)), (), _apply(_anchor(), [tensor]))
     try:
         return [(at, one.data_ptr()) for at, one in kept.tensors()] == [(0, tensor.data_ptr())]
-    except RuntimeError:
+    except RuntimeError as error:
+        let_through(error)
         return False

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from capture.core.data import frozen
 from capture.core.errors import AnnotationError
+from capture.core.interrupts import let_through
 from capture.core.options import Verify, codes, suggestion
 
 
@@ -135,7 +136,8 @@ def _directory(place: str, value: object) -> Path:
         raise AnnotationError(f"{place}={value!r} is not a directory")
     try:
         return Path(value).expanduser()
-    except RuntimeError:  # the user has no home directory
+    except RuntimeError as error:  # the user has no home directory
+        let_through(error)
         return Path(value)
 
 
@@ -152,7 +154,8 @@ def settings_file() -> Path | None:
     """The ``pyproject.toml`` of the current directory or the nearest one above it that has one; None without."""
     try:
         here = Path.cwd()
-    except OSError:  # it was deleted
+    except OSError as error:  # it was deleted
+        let_through(error)
         return None
     return next((file for folder in (here, *here.parents) if (file := folder / "pyproject.toml").is_file()), None)
 
@@ -164,7 +167,8 @@ def _from_file(file: Path | None) -> dict[str, Any]:
     """
     try:
         text = "" if file is None else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError) as error:
+        let_through(error)
         return {}
     if file is None or "tool.capture" not in text:
         return {}

@@ -3,11 +3,14 @@ raised."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 
 # the C module: Python's ``signal`` wraps each result in an enumeration, which takes 30 times as long
 from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
 from typing import Any
+
+from typing_extensions import override
 
 _SIGNALS = tuple(map(int, signal.valid_signals()))
 
@@ -25,6 +28,21 @@ def is_interrupt(error: BaseException) -> bool:
             return True
         at = at.tb_next
     return False
+
+
+def let_through(error: BaseException) -> None:
+    """Raise it again where a signal handler raised it: for what treats errors of another kind as an answer."""
+    if is_interrupt(error):
+        raise error
+
+
+class suppress(contextlib.suppress):
+    """As ``contextlib.suppress``, but for what a signal handler raised."""
+
+    @override
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        is_meant = super().__exit__(kind, error, traceback)
+        return bool(is_meant) and error is not None and not is_interrupt(error)
 
 
 def _code_of(handler: Any) -> Any:

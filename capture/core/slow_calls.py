@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from capture.core.interrupts import let_through
+
 AFTER = 2.0
 """Seconds that a call may take before a line is shown."""
 _EVERY = 0.25  # seconds between two lines
@@ -50,7 +52,8 @@ class _Line:
         try:
             sys.stderr.write("\r" + line.ljust(self.width) + end)
             sys.stderr.flush()
-        except (OSError, ValueError):  # the terminal is closed
+        except (OSError, ValueError) as error:  # the terminal is closed
+            let_through(error)
             self.next = float("inf")
         self.width = len(line)
 

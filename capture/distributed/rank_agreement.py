@@ -21,6 +21,7 @@ from attrs import evolve, field
 from capture.core.data import define, frozen
 from capture.core.facts import Dissent, Facts
 from capture.core.findings import Severity
+from capture.core.interrupts import let_through, suppress
 from capture.core.options import Annotation
 from capture.core.plan import CapturePlan
 from capture.distributed import process_groups
@@ -83,7 +84,7 @@ class Exchange:
         """Tell what came of the run."""
         self.answered = True
         if self.store is not None:
-            with contextlib.suppress(RuntimeError, OSError):  # a store that is gone is noticed when it is read
+            with suppress(RuntimeError, OSError):  # a store that is gone is noticed when it is read
                 self.store.set(f"{self.name}/{self.rank}", text)
 
     def fall_out(self, recorded: Recorded) -> None:
@@ -169,6 +170,7 @@ def agreed(
     try:
         said = made.others({rank for group in groups for rank in ranks_of(group)}, executed=executed)
     except (RuntimeError, OSError) as error:
+        let_through(error)
         said = {-1: f"{_EAGER}the store of the process group cannot be reached ({error})"}
     against = [(rank, text.removeprefix(_EAGER)) for rank, text in sorted(said.items()) if text.startswith(_EAGER)]
     if not against:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from capture.core.data import frozen
+from capture.core.interrupts import let_through
 from capture.guards.names_used import Names
 from capture.key.attributes import MISSING
 from capture.key.packages import is_library, package_of
@@ -97,7 +98,8 @@ def asked_of_packages(
         ):
             try:
                 value = setting.read()
-            except Exception:  # noqa: BLE001 - a module that is only being imported, or another one of that name
+            except Exception as error:  # noqa: BLE001 - a module that is only being imported, or another one of that name
+                let_through(error)
                 continue
             yield setting.path, setting.read, value
 
@@ -113,7 +115,8 @@ def value_given_by(function: Any) -> Any:
     """What a getter gives: a plain value, a tuple of such, or an object that it gives each time. Else MISSING."""
     try:
         value, again = function(), function()
-    except Exception:  # noqa: BLE001 - it needs arguments, so it is no getter
+    except Exception as error:  # noqa: BLE001 - it needs arguments, so it is no getter
+        let_through(error)
         return MISSING
     is_plain = all(type(one) in PLAIN_TYPES for one in (value if type(value) is tuple else (value,)))
     return value if is_plain or (value is again and type(value) is not types.FrameType) else MISSING

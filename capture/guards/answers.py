@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from capture.core.interrupts import let_through
 from capture.key.packages import is_library, module_of, package_of
 
 OF_TENSORS: dict[str, Callable[[torch.Tensor], object]] = {
@@ -62,7 +63,8 @@ def same_answers(asked: Sequence[Any], name: str, *, is_class: bool | None = Non
         read = operator.attrgetter(name)
     try:
         return SameAnswers(asked, read)
-    except (RuntimeError, NotImplementedError):  # a tensor without a storage
+    except (RuntimeError, NotImplementedError) as error:  # a tensor without a storage
+        let_through(error)
         return _never
 
 

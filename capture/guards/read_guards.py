@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from capture.core.interrupts import let_through
 from capture.guards.guard import Guard
 from capture.guards.names_used import names_of
 from capture.guards.opened_objects import opener_of
@@ -46,6 +47,7 @@ def read_by(
         _count_arguments(call, places)
         read = _read_by(run, call, (places, containers), tensors)
     except Exception as error:  # noqa: BLE001 - a strange class of a user's, or a mistake of ours: never the caller's
+        let_through(error)
         read = Read(obstacle=(f"state that cannot be followed ({type(error).__name__}: {error})", "self"))
     if read.obstacle is None and not run.is_complete:
         read.obstacle = ("what code runs below a profile function that the body sets", "self")

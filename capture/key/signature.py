@@ -21,6 +21,7 @@ import torch
 from attrs import evolve
 
 from capture.core.data import frozen
+from capture.core.interrupts import let_through
 from capture.key import numpy_arrays, objects, pytree, tensor_meta
 from capture.key.exact import bits_of, exact
 from capture.key.packages import is_library, package_of
@@ -185,7 +186,8 @@ def tensor_key(tensor: torch.Tensor, leaves: Leaves) -> Any:
             tensor.data_ptr() == -1,  # raises where the tensor has no address
             "no memory" if capabilities.is_zero_tensor(tensor) else tensor.is_conj() or tensor.is_neg(),
         )
-    except RuntimeError:  # a sparse or nested tensor has no strides or no address
+    except RuntimeError as error:  # a sparse or nested tensor has no strides or no address
+        let_through(error)
         return _odd_tensor_key(tensor, leaves)
     leaves.append(tensor)
     own = tensor.__dict__  # what of it is read keeps the call eager
@@ -203,7 +205,8 @@ def _odd_tensor_key(tensor: torch.Tensor, leaves: Leaves) -> Any:
     if tensor.layout is torch.strided and not tensor.is_nested:
         try:
             strides: object = tensor.stride()
-        except RuntimeError:
+        except RuntimeError as error:
+            let_through(error)
             strides = None
     else:
         strides = None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from capture.core.data import frozen
+from capture.core.interrupts import let_through
 from capture.torch_private.freed_graph import freed_graph, with_freed_graph
 
 PLAIN_TYPES = frozenset({
@@ -22,7 +23,8 @@ def refuses(tensor: torch.Tensor) -> bool:
     when its graph is looked at."""
     try:
         _ = tensor.grad_fn
-    except RuntimeError:
+    except RuntimeError as error:
+        let_through(error)
         return True
     return False
 

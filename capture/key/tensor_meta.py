@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from capture.core.facts import TensorInfo
+from capture.core.interrupts import let_through
 
 address_of = torch.Tensor.data_ptr
 _address_of_storage = torch.UntypedStorage.data_ptr
@@ -118,7 +119,8 @@ def storage_of(tensor: torch.Tensor) -> Any:
     """The storage object; the tensor itself where there is none (sparse, some subclasses)."""
     try:
         return tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError) as error:
+        let_through(error)
         return tensor
 
 

@@ -20,7 +20,7 @@ PyObject *taken_error(void)
 #endif
 }
 
-static void raise_again(PyObject *error)
+void raise_again(PyObject *error)
 {
     PyObject *traceback = PyException_GetTraceback(error);
     PyErr_Restore(Py_NewRef(Py_TYPE(error)), Py_NewRef(error), traceback);

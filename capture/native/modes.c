@@ -82,12 +82,8 @@ int modes_hold(PyObject *object)
     for (Py_ssize_t i = 0; i < self->count; i++) {
         Term *term = &self->terms[i];
         PyObject *found = found_of(term);
-        if (found == NULL) { /* a getter that raises says that something is not as it was */
-            if (!PyErr_ExceptionMatches(PyExc_Exception))
-                return -1;
-            PyErr_Clear();
-            return 0;
-        }
+        if (found == NULL) /* a getter that raises says that something is not as it was */
+            return drop_error();
         int same = found == term->expected ? 1 : same_value(found, term->expected);
         if (same == 0 && term->by_equality && Py_TYPE(found) == Py_TYPE(term->expected))
             same = PyObject_RichCompareBool(found, term->expected, Py_EQ);

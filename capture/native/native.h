@@ -112,6 +112,11 @@ int commit_ran(Commit *commit, int ended);
 int commit_puts_off(Commit *commit);
 /* The exception in flight, with its traceback: a new reference. */
 PyObject *taken_error(void);
+/* Puts it in flight again, with its traceback. */
+void raise_again(PyObject *error);
+/* An error of our own that is to stop no call is dropped: 0. -1 where it stays: it stops the program, or a signal handler
+   raised it. Without an error 0. */
+int drop_error(void);
 /* ``tell`` is called with what was put off, or the first is raised: 0, or -1 with an exception set. */
 int commit_told(const Commit *commit, PyObject *tell);
 /* What was put off goes to the commit around, or the first is raised: 0, or -1 with an exception set. */

@@ -9,15 +9,6 @@ static Version *version; /* of the dict; NULL where it has none */
 static uint64_t quiet;   /* the version at which no profiler ran; 0: none */
 static PyObject *names, *flag, *make; /* a module's dict, the name there that says whether a profiler runs, range(name) */
 
-/* An error of a range is no reason to stop a call: dropped, but for what stops a program. 0, or -1 with it set. */
-static int drop_error(void)
-{
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyErr_Clear();
-    return 0;
-}
-
 int range_begin(PyObject *function, PyObject **range)
 {
     *range = NULL;

@@ -11,12 +11,32 @@ long long number_of(PyObject *found)
     return number;
 }
 
+/* Whether a signal handler raised it, as a timeout does. Asked of errors alone, so Python may answer. */
+static int is_interrupt(PyObject *error)
+{
+    PyObject *module = PyImport_ImportModule("capture.core.interrupts");
+    PyObject *told = module == NULL ? NULL : PyObject_CallMethod(module, "is_interrupt", "O", error);
+    Py_XDECREF(module);
+    return truth_of(told);
+}
+
+int drop_error(void)
+{
+    if (!PyErr_Occurred())
+        return 0;
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyObject *error = taken_error();
+    int stops = is_interrupt(error);
+    if (stops > 0)
+        raise_again(error);
+    Py_DECREF(error);
+    return stops == 0 ? 0 : -1;
+}
+
 PyObject *left_to_python(PyObject *miss)
 {
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return NULL;
-    PyErr_Clear();
-    return Py_NewRef(miss);
+    return drop_error() < 0 ? NULL : Py_NewRef(miss);
 }
 
 int truth_of(PyObject *result)

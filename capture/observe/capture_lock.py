@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from capture.core import forks
+from capture.core.interrupts import let_through
 from capture.native import native
 
 Result = TypeVar("Result")
@@ -111,7 +112,8 @@ def _used(clock: int | None) -> float:
     """Seconds of processor time that the thread of this clock has taken; 0 if it has ended."""
     try:
         return 0.0 if clock is None else time.clock_gettime(clock)
-    except OSError:
+    except OSError as error:
+        let_through(error)
         return 0.0
 
 

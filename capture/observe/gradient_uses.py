@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge
 
 from capture.core import forks
 from capture.core.facts import GradientObstacle, GradientUse, SubclassLeaf
+from capture.core.interrupts import suppress
 from capture.key import pytree
 from capture.key.tensor_kind import is_leaf, refuses
 from capture.observe import kept_by_nodes
@@ -225,7 +226,7 @@ def saved_above(ends: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
             else [name_in_node for name_in_node in dir(node) if name_in_node.startswith("_saved_")]
         ):
             saved: Any = None
-            with contextlib.suppress(RuntimeError):  # its saved tensors were freed
+            with suppress(RuntimeError):  # its saved tensors were freed
                 saved = getattr(node, name)
             yield from (leaf for _, leaf in pytree.leaves(saved) if isinstance(leaf, torch.Tensor))
 

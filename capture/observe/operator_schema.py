@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from capture.core.data import frozen
+from capture.core.interrupts import let_through
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_meta import is_dense
 from capture.observe.collectives import NAMESPACES, communicates, writes_first
@@ -424,6 +425,7 @@ def raises_on_shapes(function: Callable[..., Any], args: tuple[Any, ...], kwargs
         function(*map(bare, args), **{name: bare(value) for name, value in kwargs.items()})
     except NotImplementedError:  # it has no form without values
         return False
-    except Exception:  # noqa: BLE001 - whatever it raises
+    except Exception as error:  # noqa: BLE001 - whatever it raises
+        let_through(error)
         return True
     return False

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from capture.core.interrupts import let_through
+
 LARGEST = 8 << 20  # bytes of one file: some 10,000 inputs
 _BLOCK = 4096  # bytes that even the smallest file takes on a disk
 _SPARE = 0.9  # share of the limit that is left when some were deleted, so that the next write need not look again
@@ -78,8 +80,8 @@ def _touch(opened: int) -> None:
     try:
         if time.time() - os.fstat(opened).st_mtime > _TOUCHED:
             os.utime(opened)
-    except OSError:
-        pass  # a read-only file system
+    except OSError as error:  # a read-only file system
+        let_through(error)
 
 
 def write(directory: Path, name: str, text: str, limit: int | None) -> None:
@@ -138,7 +140,8 @@ def _delete_oldest(directory: Path, name: str, limit: int) -> int:
             continue  # the file that was just written
         try:
             path.unlink(missing_ok=True)
-        except OSError:
+        except OSError as error:
+            let_through(error)
             continue
         total -= size
     return total
@@ -149,7 +152,8 @@ def _plans_in(directory: Path) -> Iterator[tuple[float, int, Path]]:
     touched."""
     try:
         entries = list(os.scandir(directory))
-    except OSError:
+    except OSError as error:
+        let_through(error)
         return
     now = time.time()
     for entry in entries:
@@ -158,7 +162,8 @@ def _plans_in(directory: Path) -> Iterator[tuple[float, int, Path]]:
             continue
         try:
             status = entry.stat(follow_symlinks=False)
-        except OSError:
+        except OSError as error:
+            let_through(error)
             continue  # deleted meanwhile
         if stat.S_ISREG(status.st_mode) and _is_ours(status) and (not temporary or now - status.st_mtime > _LEFT_OVER):
             yield (0.0 if temporary else status.st_mtime), max(status.st_size, _BLOCK), Path(entry.path)

@@ -7,7 +7,6 @@ torch is found and the field that differs can be said. A file that cannot be use
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import inspect
@@ -28,6 +27,7 @@ from capture.core import config
 from capture.core.data import frozen
 from capture.core.events import Log, logger
 from capture.core.findings import Severity
+from capture.core.interrupts import let_through, suppress
 from capture.core.options import Annotation
 from capture.core.plan import VERSION, CapturePlan, PlanError, differing_fields, dumps, loads
 from capture.core.version import VERSION as VERSION_OF_CAPTURE
@@ -113,6 +113,7 @@ def save(annotation: Annotation, function: Callable[..., Any], key: Key, plan: C
     try:
         log.add("plan", f"{plan.outcome}, kept as {_write(directory, plan, config.current().cache_limit)}")
     except (OSError, ValueError) as error:  # ValueError: too large, or a directory's name that no file system takes
+        let_through(error)
         log.add("plan", f"{plan.outcome}, not kept: {error}")
         if directory not in _unwritable:
             _unwritable.add(directory)
@@ -250,7 +251,8 @@ def _source(function: Any) -> str:  # Any: a callable
         code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
         text = _text_of(code, code.co_filename) if code is not None else _name(function)
         is_shared = code is not None and (code.co_name == "<lambda>" or code.co_filename.startswith("<"))
-    except Exception:  # noqa: BLE001 - no file, another file by now, no end of wrappers: of many kinds
+    except Exception as error:  # noqa: BLE001 - no file, another file by now, no end of wrappers: of many kinds
+        let_through(error)
         text = ""
     return digest(text + _code_text(function) if is_shared or not text else text)
 
@@ -265,7 +267,7 @@ def _text_of(code: types.CodeType, file: str) -> str:
     linecache.checkcache(file)
     lines = linecache.getlines(file)
     if code.co_name == "<module>" or not 0 < code.co_firstlineno <= len(lines):
-        with contextlib.suppress(OSError):  # code that ``exec`` made: to find none takes as long, and is kept, too
+        with suppress(OSError):  # code that ``exec`` made: to find none takes as long, and is kept, too
             return inspect.getsource(code)
         return ""
     return "".join(inspect.getblock(lines[code.co_firstlineno - 1 :]))
@@ -304,7 +306,8 @@ def _digest_of_key(key: Key) -> tuple[str, str | None]:
 def _new_digest(key: Key) -> tuple[str, str | None]:
     try:
         text = _text(key, raw=False)
-    except Exception:  # noqa: BLE001 - a ``repr`` or a module of others may raise anything
+    except Exception as error:  # noqa: BLE001 - a ``repr`` or a module of others may raise anything
+        let_through(error)
         text = os.urandom(32).hex()  # so that no file is found
     accelerators = [one for one in _DEVICE.findall(text) if one not in ("cpu", "meta")]
     return digest(text), accelerators[0] if accelerators else None

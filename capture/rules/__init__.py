@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterable
 
 from capture.core.errors import CaptureBug
+from capture.core.interrupts import let_through
 from capture.core.options import suggestion
 from capture.rules._rule import Rule, rule
 
@@ -64,6 +65,7 @@ def all_rules() -> tuple[Rule, ...]:
         try:
             extra = entry.load()
         except Exception as error:  # noqa: BLE001 - the code of others may raise anything
+            let_through(error)
             _ignored(entry.name, f"{type(error).__name__}: {error}")
             continue
         if not isinstance(extra, Rule):

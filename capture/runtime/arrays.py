@@ -16,6 +16,7 @@ from typing import Any, cast
 from attrs import evolve
 
 from capture.core.facts import Facts
+from capture.core.interrupts import let_through
 from capture.key import array_inputs, pytree
 from capture.key.input_places import with_places
 from capture.key.signature import Binder, Leaves, key_of
@@ -124,6 +125,7 @@ def _proven(captured: Captured, call: Call, binder: Binder) -> Facts | None:
     try:
         return cast("Facts | None", body_run.during(run, _proof, (captured, call, binder)))
     except Exception as error:
+        let_through(error)
         if run.error is not error:
             raise
         return None

@@ -34,6 +34,7 @@ from attrs import evolve, field
 
 from capture.core.data import define, frozen
 from capture.core.facts import Facts
+from capture.core.interrupts import let_through
 from capture.engines.base import Number
 from capture.key.input_places import InputPlace, with_places
 from capture.observe.computed import Computed, Known, Variable, same, without_given
@@ -403,6 +404,7 @@ def _learned(captured: Captured, call: Call, decisions: Decisions, wanted: froze
     try:
         proof = body_run.during(run, _proof, (captured, call, decisions, wanted))
     except Exception as error:
+        let_through(error)
         if run.error is not error:
             raise
         decisions.forbid(call.values)  # an error that the body raises may tell the numbers
@@ -701,6 +703,7 @@ def _floats_ask_no_more(
     try:
         seen = _seen(captured, call, decisions.positions, own, frozenset(read), read, has_wholes=True)
     except Exception as error:
+        let_through(error)
         run = body_run.current()
         if run is None or run.error is not error:
             raise

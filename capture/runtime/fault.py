@@ -7,6 +7,7 @@ from pathlib import Path
 
 from capture.core.events import logger
 from capture.core.facts import Fault
+from capture.core.interrupts import let_through
 from capture.rules.compile_plan import compile_plan
 from capture.runtime.captured import Captured
 
@@ -22,7 +23,8 @@ def describe(error: BaseException) -> Fault:
 def _message(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - a class of the user's may do anything
+    except Exception as error:  # noqa: BLE001 - a class of the user's may do anything
+        let_through(error)
         text = ""
     return text.partition("\n")[0][:_TEXT] or "no message"
 

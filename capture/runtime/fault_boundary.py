@@ -8,7 +8,7 @@ from typing import Any
 
 from capture.core.config import current as current_config
 from capture.core.errors import CaptureBug, CaptureError, UncapturableError
-from capture.core.interrupts import is_interrupt
+from capture.core.interrupts import is_interrupt, let_through
 from capture.observe import islands
 from capture.observe.capture_lock import BusyError
 from capture.rules.compile_plan import compile_plan
@@ -74,6 +74,7 @@ def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Except
     except UncapturableError:  # the annotation asks for it
         raise
     except Exception as another:  # noqa: BLE001 - nothing here may stop the call
+        let_through(another)
         captured.faults = MOST_FAULTS + 1
         fault.log(captured, another)
     if not run.replayed and (run.error is not None or has_result or not may_run):

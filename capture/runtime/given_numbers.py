@@ -21,6 +21,7 @@ from attrs import field
 from typing_extensions import override
 
 from capture.core.data import define, frozen
+from capture.core.interrupts import let_through
 from capture.engines.base import LiftedNumbers, Number, NumbersToLift
 from capture.observe.capture_lock import locked
 from capture.observe.computed import Computed, Known, Left, Variable, same
@@ -176,6 +177,7 @@ def _other(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: P
     try:
         body_run.during(run, holding, (captured.call(values, bound.leaves, entry), {}, recorded))
     except Exception as error:
+        let_through(error)
         if run.error is not error:
             raise
         return None  # the body takes no such numbers

@@ -9,6 +9,7 @@ import torch
 from attrs import evolve
 
 from capture.core.findings import Policy
+from capture.core.interrupts import let_through
 from capture.core.plan import CapturePlan
 from capture.engines.base import Input
 from capture.engines.staging import dense_enough
@@ -33,7 +34,8 @@ def span_of(leaf: Any) -> int:
 def _has_address(leaf: torch.Tensor) -> bool:
     try:
         leaf.data_ptr()
-    except RuntimeError:
+    except RuntimeError as error:
+        let_through(error)
         return False
     return True
 

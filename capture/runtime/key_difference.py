@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from capture.core.facts import GivenUp, HostSync, Variation
+from capture.core.interrupts import let_through
 from capture.key import modes
 from capture.key.exact import float_of
 from capture.key.pytree import PLAIN_TYPES
@@ -71,7 +72,8 @@ def changed_state(captured: Captured, node: Node, leaves: Sequence[Any]) -> str:
     for guard in node.guard.guards():
         try:
             holds = native.Guards((guard,))(leaves) == 0
-        except Exception:  # noqa: BLE001 - users' ``__eq__`` runs nowhere, but a source may be gone in many ways
+        except Exception as error:  # noqa: BLE001 - users' ``__eq__`` runs nowhere, but a source may be gone in many ways
+            let_through(error)
             holds = False
         if not holds:
             return str(guard.source.path)

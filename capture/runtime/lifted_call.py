@@ -13,6 +13,7 @@ import torch
 
 from capture.core import forks
 from capture.core.config import current as current_config
+from capture.core.interrupts import let_through
 from capture.engines.base import LiftedNumbers, Move, Number, NumbersToLift, Recording
 from capture.guards.guard import OVERLAPS
 from capture.key.input_places import InputPlace, with_places
@@ -75,6 +76,7 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     try:
         lifted = NotImplemented if _lifting._is_owned() else native.locked(_lifting, *lifting, None)
     except Exception as error:
+        let_through(error)
         if run.error is not error:
             raise
         lifted = None  # those of the body itself, to which the call comes now
@@ -118,6 +120,7 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     try:
         lifted = body_run.during(run, _are_lifted, (captured, bound, changing))
     except Exception as error:
+        let_through(error)
         if run.error is not error:
             raise
         lifted = None

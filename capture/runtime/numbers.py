@@ -38,6 +38,7 @@ from typing_extensions import override
 
 from capture.core.data import define, frozen
 from capture.core.facts import Facts
+from capture.core.interrupts import let_through
 from capture.engines.base import LiftedNumbers, Number
 from capture.key.exact import float_of
 from capture.key.input_places import InputPlace, number_place
@@ -295,6 +296,7 @@ def _tried(
     try:
         return _noted(captured, call, positions, own, has_wholes=has_wholes, looks=looks)
     except Exception as error:
+        let_through(error)
         run = body_run.current()
         if run is None or run.error is not error:
             raise

@@ -14,6 +14,7 @@ from attrs import evolve
 from capture.core.config import current as current_config
 from capture.core.errors import UncapturableError
 from capture.core.facts import BucketRefusal
+from capture.core.interrupts import let_through
 from capture.engines.base import Move
 from capture.guards.guard import OVERLAPS
 from capture.key.modes import Here
@@ -58,6 +59,7 @@ def replay_padded(captured: Captured, values: Values, now: Here, size: Size) -> 
         try:
             outcome = body_run.during(inner, _padded_node, (captured, padded, now))
         except Exception as error:
+            let_through(error)
             if inner.error is not error:
                 raise
             outcome = padded.refusal("raises", detail=f"{type(error).__name__}: {error}")
@@ -165,6 +167,7 @@ def _read_padded(captured: Captured, padded: PaddedCall, fit: PaddedNode) -> Any
         where = captured, fit.node, fit.tree, padded.values, padded.leaves, inner
         followed = branches.replay(*where, resumes=False)
     except Exception as error:
+        let_through(error)
         if inner.error is not error:
             raise
         return run_eagerly(captured, padded.call, "an operator raised")
@@ -194,6 +197,7 @@ def _replay_padded(captured: Captured, padded: PaddedCall, fit: PaddedNode, trim
         where = captured, fit.node, fit.tree, padded.values, padded.leaves, inner
         result = trim(replay(*where, resumes=not fit.is_pure))
     except Exception as error:
+        let_through(error)
         outer.error = error if inner.error is error else None
         outer.replayed = inner.replayed
         if outer.error is None or not fit.is_pure:

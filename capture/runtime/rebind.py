@@ -16,6 +16,7 @@ import torch
 from attrs import evolve
 
 from capture.core.facts import LimitReached, Moved, Unbound
+from capture.core.interrupts import let_through
 from capture.core.plan import CapturePlan
 from capture.engines.base import Move, Recording, Refusal
 from capture.guards.guard import MOVED
@@ -219,6 +220,7 @@ def _bind(
         if refusal is None and not recording.rebind(moves):
             refusal = Refusal("its new address cannot be set", lasting=False)
     except RuntimeError as error:  # some parameters may be set: this recording is not to run again
+        let_through(error)
         refusal = Refusal(f"the driver refuses: {error}")
     return refusal, True
 

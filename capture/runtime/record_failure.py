@@ -7,7 +7,6 @@ the body may call other captured functions, which record in the same pool.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from typing import Any
 
@@ -17,7 +16,7 @@ from attrs import evolve, field
 from capture.autograd.saved_graph import ForwardOutputs
 from capture.core.data import define
 from capture.core.facts import Facts
-from capture.core.interrupts import is_interrupt
+from capture.core.interrupts import is_interrupt, suppress
 from capture.core.plan import CapturePlan
 from capture.engines.base import Recorded
 from capture.key import pytree
@@ -214,7 +213,7 @@ def after_fault(watched: ObservedRun, tree: Tree, ran: body_run.BodyRun) -> tupl
         return False, None
     if watched.values is not watched.call.values:
         tree.retire()
-        with contextlib.suppress(Exception):  # what went wrong may be the comparison
+        with suppress(Exception):  # what went wrong may be the comparison
             watched.changed = watched.changed or effects.classified(
                 watched.before, diff.changes(watched.before), watched.ran
             )

@@ -23,6 +23,7 @@ import torch
 from attrs import field
 
 from capture.core.data import define, frozen
+from capture.core.interrupts import let_through
 from capture.key import numpy_arrays, pytree
 from capture.key.attributes import MISSING, PROXIES, dict_of, keys_of, names_of, slots_of
 from capture.key.code_names import (
@@ -492,7 +493,8 @@ def _gradient(source: Source, tensor: torch.Tensor) -> list[Found]:
     try:
         if not tensor.is_leaf:
             return []
-    except RuntimeError:  # a view made without gradients, whose base was written with them: autograd refuses to look
+    except RuntimeError as error:  # a view made without gradients, of a base written with them: none may look
+        let_through(error)
         return []
     gradient = tensor.grad
     if gradient is None and not (tensor.requires_grad and torch.is_grad_enabled()):

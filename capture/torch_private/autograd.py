@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from capture.core.interrupts import let_through
+
 will_execute: Callable[[Any], bool] | None = getattr(torch._C, "_will_engine_execute_node", None)
 """Whether the pass under way is going to run a node: not one that leads to none of the inputs it was asked for. Without
 it no pass can be told from one for chosen inputs, and gradients of parameters go through autograd."""
@@ -61,7 +63,8 @@ def is_end_of_pass(node: Any) -> bool:
         return False
     try:
         return not any(will_execute(above) for above, _ in node.next_functions if above is not None)
-    except RuntimeError:  # torch tells of no leaf in a pass for chosen inputs, but that it would be come to
+    except RuntimeError as error:  # torch tells of no leaf in a pass for chosen inputs, but that it would be come to
+        let_through(error)
         return False
 
 

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree  # registered containers; without it o
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # no fallback: observation itself
 
 from capture.core.data import frozen
+from capture.core.interrupts import let_through
 
 
 @frozen(kw_only=True)
@@ -370,7 +371,8 @@ is_zero_tensor: Callable[[torch.Tensor], bool] = getattr(torch, "_is_zerotensor"
 def _has_memory(tensor: torch.Tensor) -> bool:
     try:
         tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError) as error:
+        let_through(error)
         return False
     return True
 

@@ -5,7 +5,6 @@ The same rule holds: each name is looked up behind a probe, with a stated fallba
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import operator
@@ -15,6 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from capture.core.interrupts import let_through, suppress
 
 PoolId = tuple[int, int]
 
@@ -83,7 +84,7 @@ def stop_allocating(device: int, pool: PoolId) -> None:
     """
     names = ("_cuda_endAllocateToPool", "_cuda_releasePool")
     steps = [functools.partial(getattr(torch._C, name), device, pool) for name in names if hasattr(torch._C, name)]
-    with contextlib.suppress(RuntimeError):
+    with suppress(RuntimeError):
         list(map(operator.call, steps))
 
 
@@ -91,7 +92,8 @@ def has_ended(graph: torch.cuda.CUDAGraph) -> bool:
     """Whether its capture has ended well. False where torch does not tell."""
     try:
         return bool(graph.raw_cuda_graph())
-    except (RuntimeError, AttributeError):
+    except (RuntimeError, AttributeError) as error:
+        let_through(error)
         return False
 
 

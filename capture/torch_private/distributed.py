@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from capture.core.interrupts import let_through, suppress
 from capture.torch_private.monkeypatch import replaced
 
 _HAS_GROUPS = dist.is_available()
@@ -112,7 +113,8 @@ def _has_hook_of_torchs(module: Any) -> bool:
     """Whether the module has a communication hook that is written in C++. False where torch does not tell."""
     try:
         return "BuiltinCommHook" in str(module._get_ddp_logging_data().get("comm_hook"))
-    except (AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError) as error:
+        let_through(error)
         return False
 
 
@@ -176,7 +178,7 @@ def passes_measured(modules: Sequence[torch.nn.Module]) -> int:
     device, which no capture survives: those to its eleventh. 0 where torch does not tell."""
     left = 0
     for replica in replicas_among(modules):
-        with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):
+        with suppress(AttributeError, RuntimeError, TypeError, ValueError):
             if replica.device_type != "cpu":
                 left = max(left, _MEASURED - int(replica._get_ddp_logging_data().get("iteration", 0)))
     return left
@@ -188,7 +190,8 @@ def default_store() -> Any:
     find = getattr(dist.distributed_c10d, "_get_default_store", None) if _HAS_GROUPS else None
     try:
         return None if find is None else find()
-    except (RuntimeError, ValueError, KeyError):
+    except (RuntimeError, ValueError, KeyError) as error:
+        let_through(error)
         return None
 
 
@@ -198,7 +201,8 @@ def collectives_so_far() -> int:
     count = getattr(dist.group.WORLD, "_get_sequence_number_for_group", None)
     try:
         return 0 if count is None else int(count())
-    except RuntimeError:  # a backend that does not count
+    except RuntimeError as error:  # a backend that does not count
+        let_through(error)
         return 0
 
 
@@ -208,7 +212,8 @@ def ranks_of(group: str) -> list[int]:
     c10d: Any = dist.distributed_c10d
     try:
         return list(dist.get_process_group_ranks(c10d._resolve_process_group(group)))
-    except (AttributeError, RuntimeError, ValueError, KeyError, TypeError):
+    except (AttributeError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        let_through(error)
         return list(range(dist.get_world_size()))
 
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from capture.core.interrupts import let_through, suppress
 from capture.torch_private.monkeypatch import put_again, replaced, set_aside
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
@@ -129,7 +130,8 @@ def installed_by_compiler(scope: Mapping[str, Any], name: str) -> bool:
     manager: Any = getattr(sys.modules.get("torch._dynamo.utils"), "CleanupManager", None)
     try:
         return any(one.scope is scope and one.name == name for ones in manager.instance.values.values() for one in ones)
-    except (AttributeError, TypeError, RuntimeError):
+    except (AttributeError, TypeError, RuntimeError) as error:
+        let_through(error)
         return False
 
 
@@ -144,7 +146,7 @@ def hide_from_compiler() -> None:
     _hidden = True
     rules: Any = sys.modules.get("torch._dynamo.trace_rules")
     *others, last = _WATCHING
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         with replaced(rules, {"_recompile_re": lambda: None}):  # a pattern of all files: once is enough (8 ms less)
             for name in others:
                 rules.add(f"capture.{name}")

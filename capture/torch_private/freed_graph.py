@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from capture.core.interrupts import let_through
 from capture.torch_private.autograd import is_leaf_node
 
 
@@ -27,6 +28,7 @@ def _freed_text() -> str | None:
         try:
             _ = made.grad_fn.next_functions[0][0]._saved_result
         except RuntimeError as error:
+            let_through(error)
             return str(error)
     return None
 
@@ -47,6 +49,7 @@ def _is_freed(node: Any) -> bool:
                 return False
             getattr(node, "saved_tensors" if users else name.removeprefix("_raw"))
         except RuntimeError as error:  # else it says that a saved tensor was written
+            let_through(error)
             if str(error) == _freed_text():
                 return True
     return False

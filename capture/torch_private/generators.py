@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from capture.core.interrupts import let_through
 from capture.native import native
 
 
@@ -135,7 +136,8 @@ def _reads_twister() -> bool:
         for count in (3, 300, 1000, 1000):
             numbers[:count].random_(generator=generator)
             states.append(generator.get_state())
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError) as error:
+        let_through(error)
         return False
     drawn = [[was_drawn(first, second, 0) for second in states] for first in states]
     return drawn == [[second >= first for second in range(5)] for first in range(5)]

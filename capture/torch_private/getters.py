@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
+from capture.core.interrupts import let_through
 from capture.torch_private.switches import SWITCHES
 
 _NAME = re.compile(r"_?(get|is|are|has)_\w+")
@@ -56,7 +57,8 @@ def asked_of_torch(names: Iterable[str]) -> Iterator[tuple[str, Callable[[], obj
             read = functools.partial(getter, *arguments) if arguments else getter
             try:
                 value = read()
-            except Exception:  # noqa: BLE001 - it takes other arguments, so it is no getter
+            except Exception as error:  # noqa: BLE001 - it takes other arguments, so it is no getter
+                let_through(error)
                 continue
             if all(isinstance(member, _PLAIN) for member in (value if isinstance(value, tuple) else (value,))):
                 yield f"torch.{name}({', '.join(map(repr, arguments))})", read, value

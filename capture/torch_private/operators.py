@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional
 
+from capture.core.interrupts import let_through
+
 RULES_OF_MODES = "torch._library.simple_registry"
 """The module that torch asks for a rule of a dispatch mode, at each operator under one; it makes an entry for each. No
 body runs it without a mode. Where it has another name, that code counts as the body's."""
@@ -35,7 +37,8 @@ def composite(op: Any) -> Callable[..., Any] | None:
         wrapped = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C.DispatchKey.ADInplaceOrView)
         left_out = _above_modes(views=not wrapped) if has_kernel else None
         return functools.partial(_opened, functools.partial(op._op_dk, key), left_out) if has_kernel else None
-    except (AttributeError, RuntimeError, TypeError):  # pragma: no cover - torch without these names
+    except (AttributeError, RuntimeError, TypeError) as error:  # pragma: no cover - torch without these names
+        let_through(error)
         return None
 
 

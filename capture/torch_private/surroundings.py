@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from capture.core.interrupts import let_through
 from capture.torch_private import capabilities, monkeypatch
 
 _modes: Any = sys.modules.get("torch.utils._python_dispatch")
@@ -75,6 +76,6 @@ def _end_blocks(error: BaseException) -> None:
         if str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == _LIBRARY:
             try:
                 at.tb_frame.clear()
-            except RuntimeError:  # the frame is still running
-                pass
+            except RuntimeError as error:  # the frame is still running
+                let_through(error)
         at = at.tb_next

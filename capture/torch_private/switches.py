@@ -7,7 +7,6 @@ that a torch lacks is left out: such a torch has no such switch.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from capture.core.data import frozen
+from capture.core.interrupts import let_through, suppress
 from capture.native import native
 from capture.torch_private.setter_calls import SETTER_CALLS, notices_setters
 
@@ -75,7 +75,7 @@ def _settle_attention() -> None:
     with attention is watched once more."""
     choose = getattr(torch, "_fused_sdp_choice", None)
     if choose is not None:
-        with torch.no_grad(), contextlib.suppress(RuntimeError):
+        with torch.no_grad(), suppress(RuntimeError):
             query = torch.empty(1, 1, 1, 8, dtype=torch.float16, device="cuda")
             choose(query, query, query)
 
@@ -84,7 +84,7 @@ def _legacy_precision() -> str:
     """Without precisions by backend. The getters raise where a program mixes the old settings and the new ones."""
     found: list[object] = []
     for name in _LEGACY:
-        with contextlib.suppress(RuntimeError, AttributeError):
+        with suppress(RuntimeError, AttributeError):
             found.append(getattr(torch._C, name)())
     return str(found)
 
@@ -172,5 +172,6 @@ def _both_precisions() -> Term | None:
     try:
         read = torch._C._get_cudnn_allow_tf32
         return read, (), read()
-    except (AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError) as error:
+        let_through(error)
         return None

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from capture.core.data import frozen
+from capture.core.interrupts import let_through
 from capture.native import native
 from capture.torch_private.capabilities import HAS_METADATA_GUARD, metadata_check
 from capture.torch_private.libraries import library
@@ -77,6 +78,7 @@ def reads_tensors() -> bool:
                 return True
             reason = "they do not tell every change of a tensor"
         except (OSError, AttributeError, ValueError, TypeError, RuntimeError) as error:
+            let_through(error)
             reason = str(error).partition("\n")[0]
     native.forget_abi()
     warnings.warn(
@@ -193,7 +195,8 @@ def _shows(tensor: torch.Tensor, change: Change) -> bool | None:
         return None
     try:
         change(tensor)
-    except RuntimeError:
+    except RuntimeError as error:
+        let_through(error)
         return None
     return not same()
 

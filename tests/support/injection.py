@@ -61,6 +61,7 @@ class Stopping:
         self.at, self.error, self.lines, self.by_signal = at, error, lines, by_signal
         self.count = 0
         self.where = ""
+        self.rang = False
         self._handler: Any = None
 
     def __enter__(self) -> Stopping:
@@ -92,6 +93,7 @@ class Stopping:
             code = frame.f_code
             self.where = f"{code.co_filename.removeprefix(LIBRARY)}:{frame.f_lineno} {code.co_qualname}"
             if self.by_signal or not code.co_filename.startswith(LIBRARY):
+                self.rang = True
                 signal.raise_signal(signal.SIGUSR2)
             raise self.error("stopped")
 
@@ -463,13 +465,15 @@ def stopped_program(
     stopping = (kind or Stopping)(at, error, lines=lines, by_signal=by_signal)
     result = None
     try:
-        with stopping:
+        with stopping, _unraised() as unraised:
             result = used(body, f, world.x)
     except error:
         outcome.came_out = True
     except BaseException as unexpected:  # noqa: BLE001 - any other exception is what this looks for
         outcome.wrong.append(f"another exception: {unexpected!r}")
     outcome.where, outcome.events = stopping.where, stopping.count
+    if stopping.rang and not (outcome.came_out or unraised or error is TypeError):  # no timeout is a TypeError
+        outcome.wrong.append("an interrupt that nobody saw")
     try:
         left = world.state()
     except RuntimeError as unreadable:
@@ -498,6 +502,17 @@ def stopped_program(
         if number == 0 and body in KEEPING and bits(kept) != values:
             outcome.wrong.append("a tensor that the caller keeps was changed")
     return outcome
+
+
+@contextlib.contextmanager
+def _unraised() -> Iterator[list[Any]]:
+    """What the interpreter can raise nowhere: a signal that came in ``__del__`` or in a weak reference's callback."""
+    found: list[Any] = []
+    hook, sys.unraisablehook = sys.unraisablehook, found.append
+    try:
+        yield found
+    finally:
+        sys.unraisablehook = hook
 
 
 def points(body: str, call: int, *, lines: bool) -> int:

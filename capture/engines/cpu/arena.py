@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from capture.core.interrupts import let_through
 from capture.engines.base import Address, Block, Geometry, views_of
 from capture.engines.staging import ALIGNMENT
 from capture.native import native
@@ -303,7 +304,8 @@ def _array(memory: mmap.mmap, offset: int, geometry: Geometry) -> Any:
         strides = [step * geometry.dtype.itemsize for step in geometry.stride]
         array = np.ndarray(geometry.shape, getattr(np, name), memory, offset, strides)
         exact = torch.from_numpy(array)
-    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError):
+    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        let_through(error)
         return None
     same = exact.dtype == geometry.dtype and tuple(exact.stride()) == geometry.stride
     return array if same and geometry.offset == 0 else None

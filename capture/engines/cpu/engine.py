@@ -17,6 +17,7 @@ import torch
 from attrs import evolve
 from typing_extensions import override
 
+from capture.core.interrupts import let_through
 from capture.engines.base import Block, Geometry, Input, LiftedNumbers, NumbersToLift, Recorded, Recording
 from capture.engines.cpu import answers, lifting
 from capture.engines.cpu.arena import Arena
@@ -98,7 +99,8 @@ class CpuBackend:
         """The host's memory; infinite where that is not known."""
         try:
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (AttributeError, ValueError, OSError):
+        except (AttributeError, ValueError, OSError) as error:
+            let_through(error)
             return sys.maxsize
 
     def new_pool(self) -> Arena:
@@ -362,6 +364,7 @@ class TapeRecorder(ObserveMode):
         try:
             return function(*args, **kwargs)
         except RuntimeError as error:
+            let_through(error)
             stuck = {id(tensor.untyped_storage()) for tensor in tensors_in(args, kwargs)} & set(self._blocks)
             if not stuck or not is_not_resizable(error):
                 raise

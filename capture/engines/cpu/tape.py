@@ -24,7 +24,7 @@ import torch
 from attrs import evolve, field
 
 from capture.core.data import define, frozen
-from capture.core.interrupts import is_interrupt
+from capture.core.interrupts import is_interrupt, let_through
 from capture.core.schedule import Schedule
 from capture.engines.base import Block, BoundInput, Geometry, Move, Number, OwnedOutput, Refusal, on_storage, views_of
 from capture.engines.cpu.arena import Arena
@@ -951,7 +951,8 @@ def _retyped(owner: torch.Tensor, geometry: Geometry) -> torch.Tensor:
             whole = torch.view_as_real(owner) if parts else owner.view(geometry.dtype)
             view = whole.as_strided(geometry.shape, geometry.stride, geometry.offset)
             return (view.conj() if geometry.conj else view).detach()
-    except RuntimeError:
+    except RuntimeError as error:
+        let_through(error)
         return over(owner.untyped_storage(), geometry)
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from capture.core.data import frozen
+from capture.core.interrupts import let_through
 from capture.engines.base import Input, Move, Refusal
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.address_inference import CaptureDifference, RangeIndex, TensorRange, infer_addresses
@@ -104,6 +105,7 @@ def capture_again(
         try:
             unbroken(pool, captured, ())
         except RuntimeError as error:
+            let_through(error)
             failure = f"{type(error).__name__}: {error}".partition("\n")[0]
         failure = failure or capture.error or _raised(call.watched if call.watched is not before else None)
         graph = capture.graph()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from capture.core.interrupts import is_interrupt
+from capture.core.interrupts import let_through
 from capture.engines.cuda.driver import node_counter
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.streams import in_order
@@ -112,6 +112,7 @@ class Capture:
         try:
             self._begin()
         except RuntimeError as error:  # the body is not to catch it
+            let_through(error)
             self.error = str(error).partition("\n")[0]
             raise RefusedError(self.error) from error
 
@@ -172,8 +173,7 @@ class Capture:
             _, objected = warned(torch.cuda.CUDAGraph.capture_end, self._graph)  # torch says where it is empty
             self.is_empty = objected if nodes < 0 else nodes == 0
         except RuntimeError as error:
-            if is_interrupt(error):
-                raise
+            let_through(error)
             self.error = str(error).partition("\n")[0]
             return self._pool.stop_capture()
         self._pool.captured = None

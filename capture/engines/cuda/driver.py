@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from capture.core.interrupts import let_through
 from capture.native import native
 
 _LIBRARY = "libcuda.so.1"
@@ -24,7 +25,8 @@ def driver_function(name: str) -> Callable[..., int] | None:
     """A function that gives the driver's error code; None if there is no such library or function."""
     try:
         found: Callable[..., int] = getattr(ctypes.CDLL(_LIBRARY), name)
-    except (OSError, AttributeError):
+    except (OSError, AttributeError) as error:
+        let_through(error)
         return None
     return found
 

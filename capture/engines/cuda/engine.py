@@ -15,6 +15,7 @@ import torch
 from attrs import evolve
 
 from capture.core import config
+from capture.core.interrupts import is_interrupt, let_through
 from capture.engines.base import Block, Input, LiftedNumbers, NumbersToLift, Recorded, Recording
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.capture_graph import Capture, RefusedError, unbroken
@@ -168,7 +169,7 @@ class CudaBackend:
                 finish_kept([watched.result, *[change.after for change in watched.changed]])
                 staging.end_run()
         except RuntimeError as error:
-            if is_begun and watched is None:
+            if (is_begun and watched is None) or is_interrupt(error):
                 raise
             when = "before" if watched is None else "after"
             return staging, watched, f"{type(error).__name__} {when} the body ran: {error}".partition("\n")[0]
@@ -243,6 +244,7 @@ class CudaBackend:
             )
             instantiate = (time.perf_counter() - begin) * 1e3
         except RuntimeError as error:
+            let_through(error)
             failure = f"{type(error).__name__} while instantiating: {error}".partition("\n")[0]
             return Recorded(
                 watched, described, None, failure, executed=False, transient=isinstance(error, torch.OutOfMemoryError)

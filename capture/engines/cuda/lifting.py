@@ -22,6 +22,7 @@ from attrs import evolve, field
 from typing_extensions import override
 
 from capture.core.data import define
+from capture.core.interrupts import let_through
 from capture.engines.base import Number, NumbersToLift, Refusal
 from capture.engines.cuda import graph_edges, kernel_params
 from capture.engines.cuda.calibrate import CalibrationSetup, capture_again
@@ -275,7 +276,8 @@ def _host_memory() -> Callable[[int], bool]:
             addresses, access, _, _, _, *name = line.split(maxsplit=5)
             if access.startswith("r") and access.endswith("p") and not "".join(name).startswith("/dev/"):
                 bounds += [int(address, 16) for address in addresses.split("-")]
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        let_through(error)
         return lambda _: False
     return lambda address: bisect.bisect_right(bounds, address) & 1 == 1
 

@@ -27,6 +27,7 @@ import torch
 from attrs import evolve
 
 from capture.core.data import frozen
+from capture.core.interrupts import let_through
 from capture.engines.base import Address, Block, Geometry, views_of
 from capture.engines.cuda.stopped_capture import end_stopped_capture
 from capture.engines.cuda.streams import (
@@ -156,7 +157,8 @@ class CudaPool:
             return False
         try:
             torch.cuda.empty_cache()
-        except RuntimeError:  # another thread captures
+        except RuntimeError as error:  # another thread captures
+            let_through(error)
             return False
         return True
 
@@ -193,8 +195,9 @@ class CudaPool:
             return None
         try:
             layout = PoolLayout(cuda.pool_state(self.index, self.id), taken)
-        except RuntimeError:  # a block that waits for another stream is never freed here
+        except RuntimeError as error:  # a block that waits for another stream is never freed here
             self.is_broken = True
+            let_through(error)
             return None
         for storage in kept:
             if storage.nbytes():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from capture.core.interrupts import is_interrupt
+from capture.core.interrupts import let_through
 from capture.engines.cuda.streams import in_order
 from capture.torch_private import cuda
 from capture.torch_private.warned import warned
@@ -40,8 +40,7 @@ def _done(function: Callable[..., object], *arguments: object) -> bool:
     try:
         function(*arguments)
     except RuntimeError as error:
-        if is_interrupt(error):
-            raise
+        let_through(error)
         return False
     return True
 

@@ -6,7 +6,6 @@ for its own blocks only; for memory of a pool the next replay waits for that str
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import torch
 from capture.core import forks
 from capture.core.alive import Alive
 from capture.core.data import frozen
+from capture.core.interrupts import suppress
 from capture.engines.cuda.driver import driver_function
 from capture.native import native
 from capture.observe.capture_lock import BusyError, locked, locked_or
@@ -115,7 +115,7 @@ def _take_workspaces(capture_stream: CaptureStream, device: torch.device) -> Non
         torch.no_grad(),
     ):
         torch.cuda.current_blas_handle()
-        with contextlib.suppress(RuntimeError):  # products that are not deterministic may be forbidden
+        with suppress(RuntimeError):  # products that are not deterministic may be forbidden
             square = torch.zeros(8, 8, device=device)
             torch.addmm(square[0], square, square)  # with a bias it is cuBLASLt's
 
