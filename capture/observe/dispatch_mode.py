@@ -37,6 +37,7 @@ from capture.observe.operator_schema import (
     traits,
     written,
 )
+from capture.observe.run_notes import OUTSIDE
 from capture.observe.trace import Produced, Reshaped, RunTrace, scalars_of
 from capture.torch_private.capabilities import autocast_inside, generator_id
 from capture.torch_private.generators import default_generator
@@ -148,7 +149,7 @@ class ObserveMode(BreakNotes):
                     trace.cpu_work.setdefault(id(at), (op_traits.name, at))
         self._note_device(inputs[0].device)
         result = self.execute(op, args, kwargs)
-        trace.plain, made_any = was_plain, False
+        self._operator, trace.plain, made_any = OUTSIDE, was_plain, False
         outs = [result] if type(result) is torch.Tensor else tensors_out(result)
         for tensor in outs:
             made_any = self._see_output(tensor, op_traits, among) or made_any
@@ -197,7 +198,7 @@ class ObserveMode(BreakNotes):
         states = self._states(kwargs, inputs) if op_traits.draws else None
         self._operator = op_traits.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
         is_complex = any(map(torch.is_complex, inputs))
-        result = self._execute(op, op_traits, args, kwargs, is_complex=is_complex)
+        result, self._operator = self._execute(op, op_traits, args, kwargs, is_complex=is_complex), OUTSIDE
         if self._arrays.known or self._borrowed.known:
             self._look_at_arrays(op_traits, lambda arrays: arrays.may_see(_storages_written(op_traits, args, kwargs)))
         if outs and any(tensor.shape != shape for tensor, shape in outs):

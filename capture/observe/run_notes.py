@@ -29,6 +29,7 @@ from capture.torch_private.subclasses import unseen
 from capture.torch_private.threads import others_may_run
 
 _RESIZING = "UntypedStorage.resize_"
+OUTSIDE = "code outside of operators"
 SEEDING = "seeding a generator, or setting its state,"
 
 
@@ -73,7 +74,8 @@ class RunNotes(HigherOrderMode):
         """Where arrays among the arguments begin and end that are no inputs so far."""
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
-        self._operator: str | None = "code outside of operators"
+        self._operator: str | None = OUTSIDE
+        """The operator that runs; None: what it waits for is looked at elsewhere."""
         self._takes_to_wait = False
         """Waits cannot be looked for: see ``device_syncs``."""
         self._at: CodeLocation | None = None

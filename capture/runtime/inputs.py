@@ -141,12 +141,21 @@ def moving_paths(entry: Entry) -> frozenset[str]:
         return frozenset(entry.moves)
     effects = {effect.path for plan in plans for effect in plan.effects}
     often = entry.often_moved()
-    planned = [placeholder for plan in plans for placeholder in plan.placeholders if placeholder.kind == "implicit"]
-    mutated = {placeholder.path for placeholder in planned if placeholder.mutated}
-    placeholders = {placeholder.path for placeholder in planned} - mutated
     return frozenset(
-        path for path in placeholders if path in often or any(f"{path}.".startswith(f"{effect}.") for effect in effects)
-    )
+        path for path in _copyable(plans)
+        if path in often or any(f"{path}.".startswith(f"{effect}.") for effect in effects)
+    )  # fmt: skip
+
+
+def known_to_move(entry: Entry) -> frozenset[str]:
+    """Of whose moves the next recording knows: ``moving_paths``, and what moved once where no copy helps: no operator
+    reads it, or the body writes it."""
+    return moving_paths(entry) | (frozenset(entry.moves) - _copyable(entry.plans()))
+
+
+def _copyable(plans: Sequence[CapturePlan]) -> set[str]:
+    planned = [placeholder for plan in plans for placeholder in plan.placeholders if placeholder.kind == "implicit"]
+    return {one.path for one in planned} - {one.path for one in planned if one.mutated}
 
 
 def generators_of(call: Call, entry: Entry) -> list[torch.Generator]:

@@ -27,7 +27,7 @@ from capture.runtime import arrays, branches, formulas, gradient_offload, record
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
 from capture.runtime.in_line import read_in_line
-from capture.runtime.inputs import generators_of, inputs_for, moving_paths
+from capture.runtime.inputs import generators_of, inputs_for, known_to_move, moving_paths
 from capture.runtime.record_outputs import kept_values, own_values, plan_recorded
 from capture.runtime.replay import count_writes, tell
 from capture.runtime.verdict import Reply, Verdict, done
@@ -366,7 +366,7 @@ def _node(
     reads = () if recorded.recording is None else recorded.recording.reads
     return Node(
         parts=parts, log=captured.log, key=(entry.number, pattern), layout=recorded.layout, reads=reads,
-        moving=moving_paths(entry) | entry.often_moved(),
+        moving=known_to_move(entry),
     )  # fmt: skip
 
 

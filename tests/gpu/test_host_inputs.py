@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from capture import capture, mark_step_begin, recordings
 from capture.integrations.compile import backend, graphs
+from capture.observe.probes import device_syncs
 from tests.gpu.support import (
     DEVICE,
     ON_CUDA,
@@ -482,3 +483,20 @@ def test_arrays_that_are_moved_to_the_device(name: str, kind: str) -> None:
         same(f(a), body(a))
     if ON_CUDA:
         assert counts(f)[2] >= 18
+
+
+@needs_cuda
+@may_fall_back
+def test_what_waits_between_operators_says_nothing_of_the_last_one() -> None:
+    """Beside other threads operators that were seen to wait count as such: one that only came before must not."""
+
+    @capture
+    def body(x: Tensor) -> Tensor:
+        y = x.detach()
+        return y * torch.as_tensor(np.arange(3.0), dtype=x.dtype, device=x.device).sum()
+
+    for i in range(3):
+        x = rand(8, seed=i)
+        same(body(x), x * 3)
+    assert not device_syncs.is_taken_to_wait("aten::detach", "detach")
+    assert not any("detach" in name for name in device_syncs._seen_waiting)

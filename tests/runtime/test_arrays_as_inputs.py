@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from capture import capture, config, recordings
 from tests.runtime import test_decisions
 from tests.runtime.test_decisions import Step, Wrap
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, EXECUTES
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::capture.CaptureWarning"),
@@ -279,7 +279,7 @@ def test_checks_of_a_distribution() -> None:
 
         return step
 
-    assert twins(program, CALLS) > CALLS // 2
+    assert twins(program, CALLS) > CALLS // 2 or not EXECUTES
 
 
 @pytest.mark.parametrize("use", ["tensors", "one branch reads"])
@@ -296,7 +296,7 @@ def test_branches_by_values_of_tensors(use: str) -> None:
 
         return lambda n: f(drawn(n, 4))
 
-    assert twins(program, CALLS) > CALLS // 4
+    assert twins(program, CALLS) > CALLS // 4 or not EXECUTES
 
 
 # ------------------------------------------------------------------------------------------- where more comes of arrays

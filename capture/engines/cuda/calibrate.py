@@ -142,9 +142,11 @@ def _is_here(leaf: Any, pool: CudaPool) -> bool:
 
 def _raised(watched: ObservedRun | None) -> str | None:
     error = watched.error if watched is not None else None
-    if error is None or isinstance(error, (Exception, RefusedError)):
-        return None if error is None else f"{type(error).__name__}: {error}".partition("\n")[0]
-    raise error  # the user's interrupt
+    if error is None:
+        return None
+    if not isinstance(error, RefusedError):
+        let_through(error)
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _learn_from(

@@ -124,6 +124,7 @@ class CudaPool:
         """Keep the pool alive by an empty graph, also while no recording uses it. True the first time."""
         if self._anchors:
             return False
+        self.id = torch.cuda.graph_pool_handle()  # of a pool whose anchor was stopped torch still knows, and takes none
         anchor = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             self.captured = anchor, ()
