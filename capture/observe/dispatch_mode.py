@@ -37,7 +37,6 @@ from capture.observe.operator_schema import (
     traits,
     written,
 )
-from capture.observe.run_notes import OUTSIDE
 from capture.observe.trace import Produced, Reshaped, RunTrace, scalars_of
 from capture.torch_private.capabilities import autocast_inside, generator_id
 from capture.torch_private.generators import default_generator
@@ -71,6 +70,7 @@ class ObserveMode(BreakNotes):
 
     def operate(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator itself: an exception in here is the body's."""
+        self._is_running = True
         try:
             result = self.run(function, args, kwargs)
         except BaseException as error:
@@ -79,6 +79,8 @@ class ObserveMode(BreakNotes):
                 # the body may catch it: then values decided what it does
                 self.quietly(self.note_sync)(f"{self._operator or 'an operator'}, which raised {type(error).__name__},")
             raise
+        finally:
+            self._is_running = False
         self._ran = (result,)
         return result
 
@@ -149,7 +151,7 @@ class ObserveMode(BreakNotes):
                     trace.cpu_work.setdefault(id(at), (op_traits.name, at))
         self._note_device(inputs[0].device)
         result = self.execute(op, args, kwargs)
-        self._operator, trace.plain, made_any = OUTSIDE, was_plain, False
+        trace.plain, made_any = was_plain, False
         outs = [result] if type(result) is torch.Tensor else tensors_out(result)
         for tensor in outs:
             made_any = self._see_output(tensor, op_traits, among) or made_any
@@ -198,7 +200,7 @@ class ObserveMode(BreakNotes):
         states = self._states(kwargs, inputs) if op_traits.draws else None
         self._operator = op_traits.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
         is_complex = any(map(torch.is_complex, inputs))
-        result, self._operator = self._execute(op, op_traits, args, kwargs, is_complex=is_complex), OUTSIDE
+        result = self._execute(op, op_traits, args, kwargs, is_complex=is_complex)
         if self._arrays.known or self._borrowed.known:
             self._look_at_arrays(op_traits, lambda arrays: arrays.may_see(_storages_written(op_traits, args, kwargs)))
         if outs and any(tensor.shape != shape for tensor, shape in outs):

@@ -29,7 +29,6 @@ from capture.torch_private.subclasses import unseen
 from capture.torch_private.threads import others_may_run
 
 _RESIZING = "UntypedStorage.resize_"
-OUTSIDE = "code outside of operators"
 SEEDING = "seeding a generator, or setting its state,"
 
 
@@ -74,8 +73,10 @@ class RunNotes(HigherOrderMode):
         """Where arrays among the arguments begin and end that are no inputs so far."""
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
-        self._operator: str | None = OUTSIDE
-        """The operator that runs; None: what it waits for is looked at elsewhere."""
+        self._operator: str | None = "code outside of operators"
+        """The operator that runs or ran last; None: what it waits for is looked at elsewhere."""
+        self._is_running = False
+        """That operator runs now. torch tells of a wait in code around it, such as ``torch.tensor``, after it."""
         self._takes_to_wait = False
         """Waits cannot be looked for: see ``device_syncs``."""
         self._at: CodeLocation | None = None
@@ -289,7 +290,8 @@ class RunNotes(HigherOrderMode):
 
     @contextlib.contextmanager
     def _device_syncs(self) -> Iterator[None]:
-        with device_syncs(self._note_device_sync, lambda: self._operator) as self._takes_to_wait:
+        operator, is_running = lambda: self._operator, lambda: self._is_running
+        with device_syncs(self._note_device_sync, operator, is_running) as self._takes_to_wait:
             yield
 
     def _note_taken_to_wait(self, op: OperatorTraits, tensors: Iterable[torch.Tensor]) -> None:

@@ -289,7 +289,7 @@ def _given_up(captured: Captured, entry: Entry, moves: Sequence[Move]) -> Captur
 
     Recordings that were made before it was known that the tensor moves do not count: each thread may have one."""
     most = captured.annotation.max_recordings
-    path = next((move.path for move in moves if entry.moves_in_vain.get(move.path, 0) > most), None)
+    path = next((move.path for move in moves if entry.moves_in_vain.get(move.path, 0) >= most), None)
     if path is None:
         return None
     beside = path in entry.looked_beside()

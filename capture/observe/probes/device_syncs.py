@@ -67,8 +67,11 @@ _filter = _Filter()
 
 
 @contextmanager
-def device_syncs(note_sync: Callable[[str], None], operator: Callable[[], str | None]) -> Iterator[bool]:
-    """Call ``note_sync(name)`` at each sync in this thread. ``operator``: the one that runs, None to look away.
+def device_syncs(
+    note_sync: Callable[[str], None], operator: Callable[[], str | None], is_running: Callable[[], bool]
+) -> Iterator[bool]:
+    """Call ``note_sync(name)`` at each sync in this thread. ``operator``: the one that runs or ran last, None to look
+    away. ``is_running``: it runs, so that it is the one that waits, in other bodies, too.
 
     Gives whether other threads kept it from looking: then ``is_taken_to_wait`` tells of operators.
     """
@@ -79,7 +82,7 @@ def device_syncs(note_sync: Callable[[str], None], operator: Callable[[], str | 
                 waiting = _noting(f"{holder.__name__}.{name}", holder.__dict__[name], note_sync, thread)
                 around.enter_context(replaced(holder, {name: waiting}))
         if not beside_others:
-            around.enter_context(_debugged(note_sync, operator, thread))
+            around.enter_context(_debugged(note_sync, operator, is_running, thread))
         yield beside_others
 
 
@@ -90,12 +93,16 @@ def is_taken_to_wait(name: str, base: str) -> bool:
 
 
 @contextmanager
-def _debugged(note_sync: Callable[[str], None], operator: Callable[[], str | None], thread: int) -> Iterator[None]:
+def _debugged(
+    note_sync: Callable[[str], None], operator: Callable[[], str | None], is_running: Callable[[], bool], thread: int
+) -> Iterator[None]:
     def listen() -> None:
         name = operator()
-        if name is not None:
+        if name is None:
+            return
+        if is_running():
             _seen_waiting.add(name)
-            note_sync(name)
+        note_sync(name)
 
     before = _filter.users_mode = devices.wait_debug_mode()
     try:
