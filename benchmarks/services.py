@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from capture import Severity, capture, recordings
+from capture import Recordings, Severity, capture, recordings
 
 WIDTH, WORDS = 32, 50
 Answer = tuple[Any, Any, float]
@@ -140,9 +140,16 @@ def _not_replayed(f: Any, call: Callable[[], Any]) -> str:
     after = recordings(f)
     if after.replays > before.replays:
         return ""
-    event = after.events[-1]
+    events = after.events[len(after.events) - max(_new_events(before, after), 1) :]
+    told = ", then ".join(f"{event.kind}: {event.detail:.80}" for event in events[-3:])
     why = [f"{finding.code} {finding.what:.120}" for finding in after.findings if finding.severity >= Severity.EAGER]
-    return "; ".join([f"{after.function}: {event.kind}: {event.detail:.80}", *why[-1:] * (event.kind == "eager")])
+    return "; ".join([f"{after.function}: {told}", *why[-1:] * (events[-1].kind == "eager")])
+
+
+def _new_events(before: Recordings, after: Recordings) -> int:
+    """How many of the events that are kept came between the two."""
+    last = before.events[-1].at if before.events else 0.0
+    return sum(event.at > last for event in after.events)
 
 
 class Service:
