@@ -203,7 +203,7 @@ static int profile(PyObject *object, PyFrameObject *frame, int what, PyObject *a
     CodeWatch *self = (CodeWatch *)object;
     int failed = what == PyTrace_CALL ? enter(self, frame) : what == PyTrace_C_CALL ? note_call(self, frame, arg) : 0;
     if (failed < 0) {
-        PyErr_Clear(); /* the program goes on; the run is not trusted */
+        put_off_error(); /* the program goes on; the run is not trusted */
         self->failed = 1;
     } else if (what == PyTrace_RETURN && self->depth)
         self->depth--;

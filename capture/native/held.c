@@ -258,7 +258,7 @@ static PyObject *taken_again(PyObject *watch, PyObject *ours)
         return NULL;
     int known = self->apart && !self->went_on;
     int free = alias_is_held(self) == 0 && (known || is_as_known(self->again, &self->known) == 1);
-    PyErr_Clear();
+    put_off_error();
     if (!free)
         return NULL;
     times_changed += (uint64_t)(self->apart && self->went_on);

@@ -117,6 +117,9 @@ void raise_again(PyObject *error);
 /* An error of our own that is to stop no call is dropped: 0. -1 where it stays: it stops the program, or a signal handler
    raised it. Without an error 0. */
 int drop_error(void);
+/* As drop_error, where nothing can be raised: what is to come out does so at the next bytecode of the main thread, which
+   alone runs signal handlers. */
+void put_off_error(void);
 /* ``tell`` is called with what was put off, or the first is raised: 0, or -1 with an exception set. */
 int commit_told(const Commit *commit, PyObject *tell);
 /* What was put off goes to the commit around, or the first is raised: 0, or -1 with an exception set. */

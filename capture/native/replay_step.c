@@ -72,7 +72,7 @@ static int takes_last(PyObject *path, const uint64_t *addresses, Py_ssize_t coun
         return 0;
     NodeView *view = view_of(last);
     uint64_t place = view != NULL && PyList_GET_SIZE(view->live) == 1 ? place_handed_out(PyList_GET_ITEM(view->live, 0)) : 0;
-    PyErr_Clear();
+    put_off_error();
     Py_ssize_t i = 0;
     while (i < count && addresses[i] != place)
         i++;

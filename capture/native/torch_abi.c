@@ -45,7 +45,7 @@ static inline void *impl_of(PyObject *tensor)
     PyObject *found = torch.cdata->get(tensor, torch.cdata->closure);
     impl = found == NULL ? NULL : PyLong_AsVoidPtr(found);
     Py_XDECREF(found);
-    PyErr_Clear();
+    put_off_error();
     return impl;
 }
 
@@ -84,7 +84,7 @@ static int is_without(PyObject *tensor, const PyGetSetDef *property)
     PyObject *found = property->get(tensor, property->closure);
     int without = found == Py_None;
     if (found == NULL)
-        PyErr_Clear();
+        put_off_error(); /* a mode of torch functions is Python code */
     Py_XDECREF(found);
     return without;
 }

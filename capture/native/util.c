@@ -11,13 +11,16 @@ long long number_of(PyObject *found)
     return number;
 }
 
-/* Whether a signal handler raised it, as a timeout does. Asked of errors alone, so Python may answer. */
+/* Whether a signal handler raised it, as a timeout does: 1, 0. Asked of errors alone, so Python may answer. Without an
+   exception: as the interpreter ends, nobody can. */
 static int is_interrupt(PyObject *error)
 {
     PyObject *module = PyImport_ImportModule("capture.core.interrupts");
     PyObject *told = module == NULL ? NULL : PyObject_CallMethod(module, "is_interrupt", "O", error);
     Py_XDECREF(module);
-    return truth_of(told);
+    int is_one = truth_of(told) > 0;
+    PyErr_Clear();
+    return is_one;
 }
 
 int drop_error(void)
@@ -28,10 +31,26 @@ int drop_error(void)
         return -1;
     PyObject *error = taken_error();
     int stops = is_interrupt(error);
-    if (stops > 0)
+    if (stops)
         raise_again(error);
     Py_DECREF(error);
-    return stops == 0 ? 0 : -1;
+    return -stops;
+}
+
+static int raise_put_off(void *error)
+{
+    raise_again(error);
+    Py_DECREF((PyObject *)error);
+    return -1;
+}
+
+void put_off_error(void)
+{
+    if (drop_error() == 0)
+        return;
+    PyObject *error = taken_error();
+    if (Py_AddPendingCall(raise_put_off, error) < 0)
+        Py_DECREF(error); /* very many wait already, and the first is raised */
 }
 
 PyObject *left_to_python(PyObject *miss)

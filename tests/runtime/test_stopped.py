@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._device import DeviceContext
 from typing_extensions import override
 
 from capture import capture, config
@@ -27,6 +28,7 @@ from capture.observe.capture_lock import capture_lock
 from capture.observe.dispatch_mode import ObserveMode
 from capture.runtime import record
 from capture.tree import thread_trees
+from tests.support.device import DEVICE
 from tests.support.injection import (
     BODIES,
     ERRORS,
@@ -109,6 +111,30 @@ def test_stopped_while_a_run_is_compared(body: str) -> None:
         (at, outcome.where, outcome.wrong) for at in places[:: max(len(places) // 8, 1)]
         if (outcome := stopped_program(body, 2, at, MemoryError, lines=True)).wrong
     ]  # fmt: skip
+    assert not wrong, wrong
+
+
+class _InDefaultDevice(Stopping):
+    """Counts the lines of the mode of a default device: Python code, which C runs wherever it asks a tensor."""
+
+    @override
+    def _count(self, frame: FrameType) -> None:
+        if frame.f_code is DeviceContext.__torch_function__.__code__:
+            super()._count(frame)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("body", ["training", "plain"])
+def test_stopped_in_the_mode_of_a_default_device(body: str) -> None:
+    """What C drops of it comes out as well: no interrupt is lost."""
+    with torch.device(DEVICE):
+        for _ in range(3):
+            count = stopped_program(body, 4, -1, Stopped, lines=True, kind=_InDefaultDevice).events
+        wrong = [
+            (at, outcome.where, outcome.wrong) for at in range(1, count + 1, max(count // 60, 1))
+            if (outcome := stopped_program(body, 4, at, Stopped, lines=True, kind=_InDefaultDevice)).wrong
+        ]  # fmt: skip
     assert not wrong, wrong
 
 
