@@ -254,9 +254,16 @@ class KnownOf:
 
 def only_one(fitting: Iterable[Computed]) -> Computed | None:
     """The first of those that fit a run. None where another one gives the same of these numbers and something else of
-    others, as calls with other keys have other constants: nobody can tell which one it was (``loss * 0.5`` of 0)."""
+    others, as calls with other keys have other constants: nobody can tell which one it was (``loss * 0.5`` of 0). What
+    operators get in some of them, they may get in this run."""
     found = [*fitting]
-    return found[0] if len({repr(one.left_text()) for one in found}) == 1 else None
+    if len({repr(one.left_text()) for one in found}) != 1:
+        return None
+    given = {formula.text(): formula for one in found for formula in one.given}
+    if len(given) == len(found[0].given):
+        return found[0]
+    alike = len({(one.reads, one.taken, one.positions) for one in found}) == 1
+    return evolve(found[0], given=tuple(given.values())) if alike else None
 
 
 def settle(watched: ObservedRun) -> Computed | None:
