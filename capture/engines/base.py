@@ -487,6 +487,13 @@ class Backend(Protocol):
         """If both recordings differ in nothing but these numbers, have ``other`` run with any numbers. Else a text that
         says why it cannot."""
 
+    def lift_like(
+        self, known: LiftedNumbers, other: Recording, given: Sequence[Number]
+    ) -> LiftedNumbers | str:  # fmt: skip
+        """The same for a recording of another size, by the places that a recording of the same operators has numbers
+        at: ``other`` has to have there what was ``given`` in its run, and nowhere else. Else a text that says why it
+        cannot."""
+
     def in_capture(self) -> bool:
         """Whether somebody else captures what this thread does now: a call becomes part of that capture."""
 

@@ -14,6 +14,9 @@ A number in Python state becomes an input of the call (``key.input_places``). Th
 ``self.step += 1``: what it leaves there is the number and a constant that is the same in all runs with these answers,
 which a replay adds to what is there then.
 
+A call of another size has another entry. For that one run is enough, with the other numbers of an earlier proof, where
+the same code does the same with them, at the same places (``_shown_again``).
+
 Which questions are asked may follow from earlier answers, so they are a tree. It is proven for each entry, between its
 watched run and its recording, as only a watched run shows that another one can be undone; and again when its recordings
 are dropped. Where more comes of the numbers after some answers (``if step % 10 == 0: print(step)``), calls with those
@@ -27,6 +30,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -77,6 +81,7 @@ _MOST_PLACES = 16  # numbers in Python state, which are read in each call
 _MOST_ROUNDS = 4  # in which further places become arguments
 _TRIED = 4096
 _MOST_VALUES = 40_000  # that are computed to find other numbers
+_MOST_SHOWN = 4  # proofs that are kept for calls of other sizes
 
 
 @define(eq=False)
@@ -117,6 +122,8 @@ class Decisions:
     """The body reads values that replays compare: after others it may do something else with the numbers."""
     has_all_places: bool = False
     """No further places are looked for."""
+    _shown: list[Shown] = field(factory=list)
+    """What was shown in runs with other numbers, the latest last."""
 
     def own(self, values: Values) -> list[Number] | None:
         """The numbers of a call; None where they are of other types."""
@@ -224,8 +231,18 @@ class Decisions:
         known = None if own is None else self._changed.get((self._walked(own)[0], reads))
         return frozenset().union(*self._changed.values()) if known is None else known
 
+    def shown_like(self, own: Sequence[Number], wanted: frozenset[int]) -> Shown | None:
+        """What was shown last for calls with the same answers as one with these numbers."""
+        answers = self._walked(own)[0]
+        for shown in self._shown[::-1]:
+            if shown.wanted == wanted and self._walked([shown.numbers[at] for at in range(len(own))])[0] == answers:
+                return shown
+        return None
+
     def learn(self, proof: _Proof) -> bool:
         """Keep what a run showed. False where it asked something else than an earlier one after the same answers."""
+        if proof.shown is not None:
+            self._shown[:] = [*self._shown[1 - _MOST_SHOWN :], proof.shown]
         questions, answers, is_enough = list(proof.asked.items()), tuple(proof.asked.values()), proof.is_enough
         reads = () if proof.computed is None else proof.computed.branch()
         if is_enough and self._amounts.setdefault(answers, {}).setdefault(reads, proof.amounts) != proof.amounts:
@@ -350,7 +367,8 @@ def hold(captured: Captured, entry: Entry, bound: Call) -> Verdict:
         decisions.forbid(bound.values)
         return _after_forbidding(captured, entry, bound, before) if decisions.positions else Verdict.GO_ON
     wanted = read_by_number(entry.facts, decisions.candidates())
-    learned = _learned(captured, bound, decisions, wanted)
+    learned = _learned(captured, bound, decisions, wanted, entry.facts)
+    entry.is_alone = entry.is_alone or not learned.is_shared
     if learned.unplaced and _takes_more_places(captured, entry, bound, wanted):
         return Verdict.START_OVER
     is_enough = False if learned.unplaced else learned.is_enough
@@ -392,17 +410,21 @@ class _Learned:
     unplaced: Sequence[Change] = ()
     is_open: bool = False
     """Nothing was shown, as the body raised an error or all other numbers lead elsewhere: another call may show it."""
+    is_shared: bool = False
+    """It was shown by what is known of another size."""
 
 
-def _learned(captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int]) -> _Learned:
+def _learned(
+    captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int], facts: Facts | None = None
+) -> _Learned:  # fmt: skip
     """Run the body with the numbers of a call and others, and keep what that shows. ``wanted``: reads of which formulas
-    may take the value."""
+    may take the value; ``facts``: of a plain run of such a call, with the numbers of another step."""
     run = BodyRun()
     if call.binder.places and others_may_run():  # who would see the numbers put there
         decisions.forbid(call.values)
         return _Learned(is_enough=False)
     try:
-        proof = body_run.during(run, _proof, (captured, call, decisions, wanted))
+        proof = body_run.during(run, _shared, (captured, call, decisions, wanted, facts))
     except Exception as error:
         let_through(error)
         if run.error is not error:
@@ -416,7 +438,7 @@ def _learned(captured: Captured, call: Call, decisions: Decisions, wanted: froze
     if proof is None or not decisions.learn(proof):
         return _Learned(is_enough=None)
     call.formulas = decisions.formulas(call.values)  # else a run of this call would not know what was proven now
-    return _Learned(is_enough=bool(proof.is_enough))
+    return _Learned(is_enough=bool(proof.is_enough), is_shared=proof.is_shared)
 
 
 def begins_with_reads(captured: Captured, entry: Entry, bound: Call) -> bool:
@@ -582,6 +604,8 @@ class _Seen:
     reads: NotedReads | None = None
     changed: frozenset[int] = frozenset()
     """Places that it changed."""
+    codes: frozenset[types.CodeType] = frozenset()
+    """The code that ran."""
 
     def is_like(self, other: _Seen) -> bool:
         """They did the same."""
@@ -651,6 +675,104 @@ class _Proof:
     """See ``read_and_compared``."""
     is_open: bool = False
     """No other numbers with the same answers were found, as of an infinite one, or Python raised an error for them."""
+    shown: Shown | None = None
+    """For calls of other sizes."""
+    is_shared: bool = False
+    """It takes what was shown for another size."""
+
+
+@frozen(eq=False)
+class Shown:
+    """What a run with other numbers did, in a proof that holds."""
+
+    wanted: frozenset[int]
+    numbers: Numbers
+    form: tuple[Any, ...]
+    """See ``_form``."""
+    codes: frozenset[types.CodeType]
+    given: frozenset[str]
+    """Formulas that operators got, as text."""
+
+
+def _form(seen: _Seen, numbers: Numbers) -> tuple[Any, ...] | None:
+    """What a run with these numbers has in common with one of another size that does the same with them: what was
+    computed and asked, the operators, and where each of them got a value that a formula has. None where that is not
+    told, as the body made tensors of numbers."""
+    formulas, first = [*seen.noting.formulas.values()], dict[str, int]()
+    try:
+        for at, value in enumerate(_values(formulas, numbers, {})):
+            first.setdefault(repr(value), at)
+    except (ArithmeticError, ValueError, TypeError):
+        return None
+    places = list[tuple[int, int, int]]()
+    for operator, several in enumerate(seen.facts.scalars):
+        if any(not text.partition("=")[1] for text in several):
+            return None
+        parts = (part.strip("[]() ") for text in several for part in text.partition("=")[2].split(","))
+        places += [(operator, at, first[part]) for at, part in enumerate(parts) if part in first]
+    facts, asked = seen.facts, tuple((question.text, answer) for question, answer in seen.noting.questions.items())
+    draws = tuple((one.generator, one.op) for one in facts.draws)
+    effects = tuple((one.path, one.kind) for one in facts.effects)
+    left = repr((seen.amounts, sorted(seen.changed), seen._texts()))
+    computed = tuple(one.text() for one in formulas)
+    return computed, asked, tuple(places), facts.sequence, facts.reads, draws, effects, left
+
+
+def _shared(
+    captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int], facts: Facts | None
+) -> _Proof | None:  # fmt: skip
+    """A proof for a call of another size takes one run where the same code does the same with numbers; else it is made
+    anew."""
+    own = decisions.own(call.values)
+    if own is not None and facts is not None and (shown := decisions.shown_like(own, wanted)) is not None:
+        proof = _shown_again(captured, call, decisions, shown, own, facts)
+        if proof is not None:
+            return proof
+    return _proof(captured, call, decisions, wanted)
+
+
+def _shown_again(
+    captured: Captured, call: Call, decisions: Decisions, shown: Shown, own: Sequence[Number], facts: Facts
+) -> _Proof | None:  # fmt: skip
+    """Run the body with the other numbers of an earlier proof. It has to do the same as there, at the same places, and
+    as the plain run of this call but for what formulas give. None where it does not."""
+    others = [shown.numbers[at] for at in range(len(own))]
+    given = {number: shown.numbers["read", number] for number in shown.wanted}
+    try:
+        seen = _seen(captured, call, decisions.positions, others, shown.wanted, given)
+    except Exception as error:
+        let_through(error)
+        run = body_run.current()
+        if run is None or run.error is not error:
+            raise
+        return None
+    computed = None if seen.reads is None else seen.reads.computed
+    if not seen.is_enough or not seen.codes <= shown.codes or _form(seen, shown.numbers) != shown.form:
+        return None
+    if seen.reads is not None and (seen.reads.unplaced or frozenset(seen.reads.read) != shown.wanted):
+        return None
+    now: dict[Variable, Any] = dict(enumerate(own))
+    now |= {("read", number): value for number, value in (seen.reads.own if seen.reads is not None else {}).items()}
+    formulas = [*seen.noting.not_told().values()]
+    try:
+        values = _values(formulas, now, {}), _values(formulas, shown.numbers, {})
+    except (ArithmeticError, ValueError, TypeError):
+        return None
+    if not all(map(_differ, *values)) or not _floats_ask_no_more(captured, call, decisions, seen, others):
+        return None
+    expected = seen.facts
+    if computed is not None:
+        every = {one.text(): one for one in seen.noting.formulas.values()}
+        computed = evolve(computed, given=tuple([every[text] for text in every if text in shown.given]))
+        expected = evolve(expected, scalars=tuple(without_given(computed, expected.scalars, shown.numbers)))
+    if compared(facts) != compared(expected):
+        return None
+    asked = dict(itertools.takewhile(lambda one: not is_of_read(one[0]), seen.noting.questions.items()))
+    others_read = read_and_compared(seen.facts)
+    return _Proof(
+        asked, seen.amounts, is_enough=True, computed=computed, changed=seen.changed, compared=others_read,
+        is_shared=True,
+    )  # fmt: skip
 
 
 def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int]) -> _Proof | None:
@@ -672,7 +794,7 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
     after_others = _left_after_others(captured, call, decisions, first, own)
     if after_others is None or not _floats_ask_no_more(captured, call, decisions, first, own):
         return _Proof(asked, {}, is_enough=False)
-    left, given = after_others
+    left, given, shown = after_others
     if given and computed is not None:
         computed = evolve(computed, given=tuple(given))
     added, others = Decisions(decisions.positions, decisions.kinds), read_and_compared(first.facts)
@@ -689,7 +811,10 @@ def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozens
         expected = evolve(expected, scalars=tuple(scalars))
     is_enough = not left and compared(plain) == compared(expected)
     changed = first.changed
-    return _Proof(asked, first.amounts, is_enough, computed, changed=changed, compared=others, is_open=bool(left))
+    shown = shown if is_enough else None
+    return _Proof(
+        asked, first.amounts, is_enough, computed, changed=changed, compared=others, is_open=bool(left), shown=shown
+    )
 
 
 def _floats_ask_no_more(
@@ -731,14 +856,15 @@ def _first_seen(
 
 def _left_after_others(
     captured: Captured, call: Call, decisions: Decisions, first: _Seen, own: Sequence[Number]
-) -> tuple[dict[str, Formula], Sequence[Formula]] | None:  # fmt: skip
+) -> tuple[dict[str, Formula], Sequence[Formula], Shown | None] | None:  # fmt: skip
     """Formulas that had the same value in all runs, after runs with other numbers, and those that operators got; None
-    where a run did more."""
+    where a run did more. Where one such run told all, it is ``Shown``."""
     read = {} if first.reads is None else first.reads.read
     wanted = frozenset(read)
     variables: list[Variable] = [*range(len(own)), *[("read", number) for number in read]]
     before, left = dict(zip(variables, (*own, *read.values()), strict=True)), first.noting.not_told()
     may_give, given_to_operators = bool(read) and _may_give(captured, call), dict[str, Formula]()
+    runs = list[tuple[Numbers, _Seen]]()
     for others in _like(first.noting, before):
         values = _values(left.values(), before, {}), _values(left.values(), others, {})
         differing = {text for text, *both in zip(left, *values, strict=True) if _differ(*both)}
@@ -748,6 +874,7 @@ def _left_after_others(
         second = _seen(captured, call, decisions.positions, [others[at] for at in range(len(own))], wanted, given)
         if not second.is_enough or second.noting.questions != first.noting.questions:
             return None
+        runs.append((others, second))
         if given_to_operators or not second.is_like(first):
             found = first.given_in(second, before, others) if may_give else None
             if found is None:
@@ -756,7 +883,10 @@ def _left_after_others(
         left = {text: formula for text, formula in left.items() if text not in differing}
         if not left:
             break
-    return left, [*given_to_operators.values()]
+    shown, form = None, _form(runs[0][1], runs[0][0]) if len(runs) == 1 else None
+    if form is not None:
+        shown = Shown(wanted, runs[0][0], form, runs[0][1].codes, frozenset(given_to_operators))
+    return left, [*given_to_operators.values()], shown
 
 
 def _may_give(captured: Captured, call: Call) -> bool:
@@ -797,7 +927,8 @@ def _seen(
     others = others or (reads is not None and asks_for_classes(watched.ran))
     others = others or any(map(holds_noted, left)) or watched.watch.left_trace or (reads is not None and reads.is_lost)
     changed = [number_of_place(call.binder.places, change.source) for change in watched.changed]
-    return _Seen(facts, noting, not others, amounts, reads, frozenset([at for at in changed if at is not None]))
+    places = frozenset([at for at in changed if at is not None])
+    return _Seen(facts, noting, not others, amounts, reads, places, frozenset(watched.ran.codes))
 
 
 def calls_out(facts: Facts) -> bool:

@@ -143,6 +143,8 @@ class Entry:
     """How often that was looked for, and how often a proof showed nothing, as the body raised an error."""
     given_tries: int = 0
     """Recordings that do not tell where they have numbers that the host reads (``given_numbers``)."""
+    is_alone: bool = False
+    """Recordings of other sizes do not tell it, as formulas are others there, or operators."""
     warmups_left: int = 0
     differing_runs: int = 0
     settling: int = 0

@@ -74,6 +74,8 @@ class NotedReads:
     """Numbers that it gets in the place of what it reads."""
     read: dict[int, Any] = field(factory=dict)
     """What it got."""
+    own: dict[int, Any] = field(factory=dict)
+    """What it would have got."""
     unplaced: list[Change] = field(factory=list)
     """Changes of places that have to be arguments of the call."""
     is_lost: bool = False
@@ -103,6 +105,7 @@ class NotedReads:
             self.noting.is_over = True
 
     def _noted(self, number: int, value: Any) -> Any:
+        self.own[number] = value
         value = self.read[number] = self.given.get(number, value)
         return self.noting.noted(value, Formula("", (("read", number),)))
 

@@ -7,13 +7,15 @@ where the recording has it, before the next segment runs. Where that is, two rec
 arguments of a call (``numbers``): one of them, which is undone, is given other numbers than those that it reads. Only
 what differs in both by just these formulas becomes a register.
 
+One recording is enough where another one, of another size, has the same formulas: it tells the places.
+
 A replay is compared with the body in the first call, and again in the fourth, sixteenth ... one. Values for which there
 are kernels of their own have the body run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
@@ -133,18 +135,32 @@ def completed(
     recording takes that from then on, or is dropped."""
     if not are_wanted(captured):
         return make()
-    other = _other(captured, entry, bound, tree, pattern)
+    is_shared = not entry.is_alone and next(_of_other_sizes(captured, entry), None) is not None
+    other = None if is_shared else _other(captured, entry, bound, tree, pattern)
     known = set(entry.nodes)
     try:
         result = make()
         made = [node for node in entry.nodes if node not in known]
-        incomplete = [node for node in made if not _complete(captured, tree, node, other)]
+        incomplete = [node for node in made if not _complete(captured, entry, tree, node, other)]
     finally:
         if other is not None:
             tree.forget(other)
-    if incomplete:
+    if incomplete and is_shared:
+        entry.is_alone = True
+        _forget(entry, tree, incomplete)
+    elif incomplete:
         _try_again(captured, entry, tree, incomplete)
     return result
+
+
+def _of_other_sizes(captured: Captured, entry: Entry) -> Iterator[tuple[Computed, GivenNumbers]]:
+    """Recordings of other entries of which it is known where they have numbers, the latest first: the same operators
+    have them at the same places, whatever the sizes are."""
+    for other in captured.entries()[::-1]:
+        if other is not entry and other.backend is entry.backend:
+            for node in other.nodes:
+                if node.given is not None and node.computed is not None:
+                    yield node.computed, node.given
 
 
 def _try_again(captured: Captured, entry: Entry, tree: Tree, nodes: Sequence[Node]) -> None:
@@ -154,6 +170,10 @@ def _try_again(captured: Captured, entry: Entry, tree: Tree, nodes: Sequence[Nod
     if entry.given_tries > _MOST_TRIES:
         give_up(captured)
         return
+    _forget(entry, tree, nodes)
+
+
+def _forget(entry: Entry, tree: Tree, nodes: Sequence[Node]) -> None:
     for node in nodes:
         entry.nodes.remove(node)
         tree.forget(node)
@@ -210,17 +230,54 @@ def _another(value: Number, factor: float, shift: int, at: int) -> Number:
     return value + shift + at if type(value) is int else value * (factor + at / 65536)
 
 
-def _complete(captured: Captured, tree: Tree, node: Node, other: Node | None) -> bool:
+def _complete(captured: Captured, entry: Entry, tree: Tree, node: Node, other: Node | None) -> bool:
     """Have a recording that was just made take what the host reads. False where it is not known how. ``other``: one of
-    the same call with other numbers."""
+    the same call with other numbers; without it one of another size tells it."""
     computed: Computed | None = node.computed
     if computed is None or not computed.given:  # after these answers operators get none
         return computed is not None
-    if other is None or node.parent is not tree.root or other.reads != node.reads:
+    if node.parent is not tree.root or node.recording is None:
         return False
+    found = _by_other_size(captured, entry, tree, node) if other is None else _by_other(tree, node, other)
+    if found is None or isinstance(found, str):
+        if found is not None:
+            captured.log.add("plan", f"numbers that are read stay as they are: {found}")
+        return False
+    if not all(may_vary(computed.given[at].value(node.first_numbers)) for at in found.used):
+        return False
+    formulas: list[Formula] = [cast(Formula, computed.given[at]) for at in found.used]
+    ready: dict[int, list[int]] = {}
+    for at, formula in enumerate(formulas):
+        reads = [one[1] for one in formula.origins() if isinstance(one, tuple)]
+        ready.setdefault(max(reads, default=BEFORE_READS), []).append(at)
+    registers: dict[int, list[int]] = {}
+    for at, register in enumerate(found.registers):
+        registers.setdefault(register, []).append(at)
+    alike = {at: several for several in registers.values() if len(several) > 1 for at in several}
+    node.given, node.formulas = GivenNumbers(found, formulas, ready, alike), None
+    return True
+
+
+def _by_other_size(captured: Captured, entry: Entry, tree: Tree, node: Node) -> Any:
+    """Where a recording has the numbers, by one of another size whose body computes the same. Each is looked for at its
+    place, and the first replay is compared with the body, with the numbers of the next step."""
+    computed: Computed = node.computed
+    for computed_there, there in _of_other_sizes(captured, entry):
+        if computed_there.text() == computed.text():
+            try:
+                given = [formula.value(node.first_numbers) for formula in computed.given]
+            except (ArithmeticError, ValueError, TypeError, KeyError):
+                return None
+            return locked(tree.backend.lift_like, there.places, node.recording, given)
+    return None
+
+
+def _by_other(tree: Tree, node: Node, other: Node) -> Any:
+    """The same by a recording of this call with other numbers."""
+    computed: Computed = node.computed
     first, second, then, now = other.recording, node.recording, other.first_numbers, node.first_numbers
-    if first is None or second is None or then.keys() != now.keys():
-        return False
+    if other.reads != node.reads or first is None or second is None or then.keys() != now.keys():
+        return None
     order: list[Variable] = list(now)
 
     def given(own: Sequence[Number]) -> list[Number] | None:
@@ -236,24 +293,8 @@ def _complete(captured: Captured, tree: Tree, node: Node, other: Node | None) ->
     to_lift = NumbersToLift(tuple(then[at] for at in order), tuple(now[at] for at in order), given, again)
     values = given(to_lift.now)
     if values is None or not numbers.differ(given(to_lift.then), values):
-        return False
-    found: Any = locked(tree.backend.lift, first, second, to_lift)
-    if isinstance(found, str):
-        captured.log.add("plan", f"numbers that are read stay as they are: {found}")
-        return False
-    if not all(may_vary(values[at]) for at in found.used):
-        return False
-    formulas: list[Formula] = [cast(Formula, computed.given[at]) for at in found.used]
-    ready: dict[int, list[int]] = {}
-    for at, formula in enumerate(formulas):
-        reads = [one[1] for one in formula.origins() if isinstance(one, tuple)]
-        ready.setdefault(max(reads, default=BEFORE_READS), []).append(at)
-    registers: dict[int, list[int]] = {}
-    for at, register in enumerate(found.registers):
-        registers.setdefault(register, []).append(at)
-    alike = {at: several for several in registers.values() if len(several) > 1 for at in several}
-    node.given, node.formulas = GivenNumbers(found, formulas, ready, alike), None
-    return True
+        return None
+    return locked(tree.backend.lift, first, second, to_lift)
 
 
 def give_up(captured: Captured) -> None:

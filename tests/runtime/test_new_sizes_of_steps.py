@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capture import CaptureWarning, capture
+from capture import CaptureWarning, capture, recordings
+from capture.runtime import decisions, given_numbers
 from tests.support.bucketed import assert_same
 from tests.support.device import DEVICE, EXECUTES
 from tests.support.no_plans import no_plans as no_plans
@@ -28,6 +29,36 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         yield
+
+
+class Counted:
+    """How often the numbers of a call were proven, in full and by one run, and recordings made with other numbers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = self.short = self.others = 0
+        proof, again, other = decisions._proof, decisions._shown_again, given_numbers._other
+
+        def count_full(*args: Any) -> Any:
+            self.full += 1
+            return proof(*args)
+
+        def count_short(*args: Any) -> Any:
+            found = again(*args)
+            self.short += found is not None
+            return found
+
+        def count_other(*args: Any) -> Any:
+            self.others += 1
+            return other(*args)
+
+        monkeypatch.setattr(decisions, "_proof", count_full)
+        monkeypatch.setattr(decisions, "_shown_again", count_short)
+        monkeypatch.setattr(given_numbers, "_other", count_other)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
 
 
 def both(program: Program, sizes: Any = SIZES, each: int = EACH) -> Any:
@@ -74,6 +105,17 @@ def training(
         return run, lambda: [list(model.parameters()), trainer.optimizer.state_dict()], captured
 
     return program
+
+
+def test_a_new_size_takes_one_run_and_one_recording(counted: Counted) -> None:
+    captured = both(training())
+    full, short, others = counted.full, counted.short, counted.others
+    assert short >= len(SIZES) - 1
+    assert recordings(captured).replays >= len(SIZES) * 2
+    captured = both(training(), sizes=(*SIZES, 7, 8))
+    assert (counted.full, counted.others) == (2 * full, 2 * others)  # none for further sizes
+    assert counted.short > 2 * short
+    assert recordings(captured).replays >= (len(SIZES) + 2) * 2
 
 
 @pytest.mark.one_in(3)

@@ -18,7 +18,7 @@ from attrs import evolve
 from typing_extensions import override
 
 from capture.core.interrupts import let_through
-from capture.engines.base import Block, Geometry, Input, LiftedNumbers, NumbersToLift, Recorded, Recording
+from capture.engines.base import Block, Geometry, Input, LiftedNumbers, Number, NumbersToLift, Recorded, Recording
 from capture.engines.cpu import answers, lifting
 from capture.engines.cpu.arena import Arena
 from capture.engines.cpu.in_place import InPlaceTrial, in_place_form, trial_of
@@ -114,6 +114,14 @@ class CpuBackend:
         assert isinstance(one, Tape)
         assert isinstance(other, Tape)
         return lifting.lift(one, other, numbers)
+
+    def lift_like(
+        self, known: LiftedNumbers, other: Recording, given: Sequence[Number]
+    ) -> LiftedNumbers | str:  # fmt: skip
+        """By the registers of another tape."""
+        assert isinstance(known, lifting.TapeNumbers)
+        assert isinstance(other, Tape)
+        return lifting.lift_like(known, other, given)
 
     def in_capture(self) -> bool:
         """False: nobody else records CPU work."""

@@ -11,7 +11,7 @@ Only arguments that are numbers by an operator's schema are given another one: o
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -46,11 +46,7 @@ class _Comparison:
         outs = [None if out is None else out[1] for out in first.outs]
         if not same or outs != [None if out is None else out[1] for out in second.outs]:
             raise _OtherTapeError
-        pairs: list[tuple[int | str, Any, Any]] = [
-            (at, a, b) for at, (a, b) in enumerate(zip(first.args, second.args, strict=True))
-        ]
-        pairs += [(key, first.kwargs[key], second.kwargs[key]) for key in first.kwargs]
-        for place, value, b in pairs:
+        for place, value, b in _arguments(first, second):
             a = self.lifted.get(value.number, value) if type(value) is Register else value
             if self._is_same(a, b):
                 continue
@@ -121,6 +117,58 @@ def lift(first: Tape, second: Tape, numbers: NumbersToLift) -> TapeNumbers | str
     of_register = [register for register, pair in zip(registers, alike, strict=True) for _ in pair]
     of_powers = frozenset(at for at, number in enumerate(used) if any(number in power for power in powers))
     return TapeNumbers(second, used, of_register, of_powers)
+
+
+def lift_like(known: TapeNumbers, second: Tape, given: Sequence[Number]) -> TapeNumbers | str:
+    """The numbers as registers of ``second``, a tape of the same operators on tensors of other sizes, at the places
+    where the ``known`` tape has registers. ``given``: all numbers that operators may have got in the second run."""
+    first = known.tape
+    if first.reads != second.reads or len(first.steps) != len(second.steps) or len(first.roots) != len(second.roots):
+        return "other operators run with another size"
+    numbers: dict[int, list[int]] = {}
+    for register, number in zip(known.registers, known.used, strict=True):
+        numbers.setdefault(register, []).append(number)
+    alike, values = {register: at for at, register in enumerate(numbers)}, list[Number]()
+    for several in numbers.values():
+        values.append(given[several[0]])
+        if any(bits_of(given[number]) != bits_of(values[-1]) for number in several):
+            return "numbers that were equal are not any more"
+    told = {bits_of(value) for value in given}
+    places: dict[int, dict[int | str, int]] = {}
+    for a, b in zip(first.steps, second.steps, strict=True):
+        if _form(a) != _form(b):
+            return "other operators run with another size"
+        for place, was, now in _arguments(a, b):
+            if type(was) is Register and was.number in alike:
+                at = alike[was.number]
+                if type(now) not in (float, int) or bits_of(now) != bits_of(values[at]):
+                    return "operators get other numbers with another size"
+                places.setdefault(id(b), {})[place] = at
+            elif type(was) is not type(now) or not told.isdisjoint(_bits_in(now)):
+                return "operators get such a number in another place, too"
+    if len({at for several in places.values() for at in several.values()}) != len(values):
+        return "not all numbers are found with another size"
+    of_powers = {known.used[at] for at in known.powers}
+    if any(float(given[number]).is_integer() for number in of_powers):
+        return "a whole number is an exponent"
+    registers = second.lift(places, values)
+    return TapeNumbers(second, known.used, [registers[alike[one]] for one in known.registers], known.powers)
+
+
+def _arguments(first: TapeStep, second: TapeStep) -> list[tuple[int | str, Any, Any]]:
+    pairs: list[tuple[int | str, Any, Any]] = [
+        (at, a, b) for at, (a, b) in enumerate(zip(first.args, second.args, strict=True))
+    ]
+    return pairs + [(key, first.kwargs[key], second.kwargs[key]) for key in first.kwargs]
+
+
+def _bits_in(value: Any) -> Iterator[object]:
+    """Those of the numbers among an operator's arguments."""
+    if type(value) in (float, int):
+        yield bits_of(value)
+    elif isinstance(value, (list, tuple)):
+        for member in value:
+            yield from _bits_in(member)
 
 
 def _form(step: TapeStep) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from attrs import evolve
 
 from capture.core import config
 from capture.core.interrupts import is_interrupt, let_through
-from capture.engines.base import Block, Input, LiftedNumbers, NumbersToLift, Recorded, Recording
+from capture.engines.base import Block, Input, LiftedNumbers, Number, NumbersToLift, Recorded, Recording
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.capture_graph import Capture, RefusedError, unbroken
 from capture.engines.cuda.copy_in import InputCopies
@@ -73,6 +73,13 @@ class CudaBackend:
         del one
         assert isinstance(other, CudaRecording)
         return other.lift(numbers)
+
+    def lift_like(
+        self, known: LiftedNumbers, other: Recording, given: Sequence[Number]
+    ) -> str:  # fmt: skip
+        """Not told: kernels of another size may be others, with parameters in other places."""
+        del known, other, given
+        return "parameters of kernels of another size are not told"
 
     def memory_bytes(self) -> int:
         """Bytes of the device's memory."""
