@@ -20,8 +20,9 @@ from attrs import field
 
 from capture.core.data import frozen
 from capture.guards.guard import Guard
+from capture.key import objects
 from capture.key.code_names import MISSING, same_value
-from capture.key.pytree import PLAIN_TYPES, children, is_container
+from capture.key.pytree import PLAIN_TYPES, children, is_container, is_registered
 from capture.key.tensor_kind import attributes_of
 from capture.state.call import Call
 from capture.state.diff import content_before
@@ -30,6 +31,7 @@ from capture.state.source import Found, Source
 
 _NAMED = ("attribute", "global", "slot")
 _DEEPEST = 32
+_PLAIN = frozenset({tuple, list, dict})
 _NUMBERED, _KEYED = (tuple, list), (dict, OrderedDict, defaultdict)
 
 
@@ -42,6 +44,22 @@ def former_values(changes: Iterable[Change], rebuilt: Iterable[Found], set_only:
         is_gradient = source.name == "grad" and issubclass(type(source.holder), torch.Tensor)
         if not (is_named or is_gradient or value is MISSING or type(value) in PLAIN_TYPES):
             yield source, value
+
+
+def reached_by(
+    changes: Iterable[Change], rebuilt: Iterable[Found], set_only: Collection[str], before: Snapshot
+) -> Iterator[tuple[Any, str]]:
+    """What code can have come to by these former values: the classes of objects, and what is compared as itself, with
+    their paths."""
+    for source, value in former_values(changes, rebuilt, set_only):
+        todo = [_Likeness(before, {}).of(value)]
+        for like in todo:  # which grows
+            if type(like) is _Parts:
+                todo += like.members
+                if like.kind not in _PLAIN:
+                    yield like.kind, like.kind.__qualname__
+            elif type(like) is _Whole and type(like.value) not in PLAIN_TYPES:
+                yield like.value, source.path
 
 
 def is_in_key(place: Source, before: Snapshot, call: Call) -> bool:
@@ -125,11 +143,19 @@ class _Likeness:
         elif kind in _KEYED:
             names, members = tuple(value), list(value.values())
         else:
-            pairs = children(value)
+            pairs = _held(value)
             names, members = tuple(name for name, _ in pairs), [member for _, member in pairs]
         made = _Parts(kind, None if kind in _NUMBERED else names, tuple(map(self.of, members)))
         self._above.pop()
         return made
+
+
+def _held(value: Any) -> list[tuple[str, Any]]:
+    """What it holds, also where somebody registered a way to open it that leaves some of that out."""
+    kind = type(value)
+    if is_registered(kind) and objects.is_plain(kind):
+        return [(objects.suffix_of(name), member) for name, member in objects.members(value)]
+    return children(value)
 
 
 @frozen(eq=False)
@@ -160,7 +186,7 @@ def _is_alike(value: Any, like: Any) -> bool:
         if len(value) != len(like.names) or not all(map(same_value, value, like.names)):
             return False
     elif like.names is not None:
-        pairs = children(value) if is_container(value) else ()
+        pairs = _held(value) if is_container(value) else []
         if [name for name, _ in pairs] != list(like.names):
             return False
         members = [member for _, member in pairs]

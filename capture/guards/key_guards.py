@@ -15,6 +15,7 @@ import torch
 
 from capture.guards.guard import Guard, Referent
 from capture.key.code_names import MISSING, SMALL, NamedSource
+from capture.key.left_objects import Left
 from capture.key.numpy_arrays import FROZEN, is_array_type
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import NEVER_WEAKLY, Switches
@@ -35,6 +36,8 @@ def call_guard(read: Callable[[], Any], expected: Any, path: str) -> Guard:
 def named_guards(value: Any, named: NamedSource) -> list[Guard] | None:
     """Guards on the values of names; on the members of a small list or dict. None where guards cannot compare what the
     key does: a value that is compared by its content, other than plain members."""
+    if type(value) is Left:
+        return None
     return _along(named) if named.attributes else _guards_on(value, _source_of(value, named))
 
 

@@ -7,13 +7,15 @@ not there. No code of a user's class runs meanwhile: dicts, slots and the MRO ar
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from capture.core.interrupts import let_through
+from capture.guards.former_values import reached_by
 from capture.guards.guard import Guard
 from capture.guards.names_used import names_of
 from capture.guards.opened_objects import opener_of
@@ -37,6 +39,7 @@ def read_by(
     """Guards on what the code that ran in this call can have read. ``changed``, ``rebuilt``: places and containers that
     the body changed. ``tensors``: see ``ReadWalk``. ``before``: the state that it began with."""
     add_unnoted(run, call)
+    changed = [*changed]
     try:
         places, containers = changed_places(changed, rebuilt)
         counted, grown = only_added_to(before, run)  # another run does (``if step % 10 == 0: log.append(...)``)
@@ -45,7 +48,8 @@ def read_by(
         for container in grown:
             containers.setdefault(id(container), None)
         _count_arguments(call, places)
-        read = _read_by(run, call, (places, containers), tensors)
+        former = functools.partial(reached_by, changed, rebuilt, before=before)
+        read = _read_by(run, call, (places, containers), tensors, former)
     except Exception as error:  # noqa: BLE001 - a strange class of a user's, or a mistake of ours: never the caller's
         let_through(error)
         read = Read(obstacle=(f"state that cannot be followed ({type(error).__name__}: {error})", "self"))
@@ -75,15 +79,18 @@ def _count_arguments(call: Call, places: dict[Key, Any]) -> None:
 
 
 def _read_by(
-    run: CodeRun, call: Call, changed: tuple[dict[Key, Any], dict[int, Members | None]], tensors: Collection[int]
-) -> Read:
-    """A walk with all names; once more where objects that it met look up further names."""
+    run: CodeRun, call: Call, changed: tuple[dict[Key, Any], dict[int, Members | None]], tensors: Collection[int],
+    former: Callable[..., Iterable[tuple[Any, str]]],
+) -> Read:  # fmt: skip
+    """A walk with all names; once more where objects that it met look up further names. ``former``: gives what is
+    reached by values that the body replaced, but for these names."""
     more = set[str]()
     groups = {id(group) for group in call.optimizers.groups_of_islands()}
     while True:
         names, uses = names_of(run, more), uses_of_names(run)
         walk = ReadWalk(names, *changed, tensors, opener_of, counted=uses.only_counted(), by_name=groups)
-        walk.begin(call.function, starts_of(call), [scope for scope, _ in names.scopes.values()])
+        starts = [*starts_of(call), *former(set_only=names.set_only)]
+        walk.begin(call.function, starts, [scope for scope, _ in names.scopes.values()])
         if walk.found.obstacle is not None or walk.more_names <= more:
             walk.found.has_compiled = bool(names.compiled)
             walk.found.guarded_tensors = frozenset(walk.found.tensors.intersection(tensors))

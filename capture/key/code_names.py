@@ -11,10 +11,11 @@ import functools
 import importlib.util
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+from attrs import evolve
 from typing_extensions import override
 
 from capture.core.data import frozen
@@ -22,6 +23,7 @@ from capture.key import objects, pytree
 from capture.key.attributes import MISSING as MISSING
 from capture.key.attributes import PROXIES, dict_of, is_descriptor, keeper_of, own_value, plain_class, slot_of
 from capture.key.exact import bits_of
+from capture.key.left_objects import MOST_PLACES, Left, PlaceKey, bare, content_of, key_of_place
 from capture.key.module_kinds import Kinds
 from capture.key.name_uses import name_uses
 from capture.key.numpy_arrays import FROZEN, content, is_array_type
@@ -234,13 +236,18 @@ def _value_along(value: Any, attributes: tuple[str, ...]) -> Any:
     return value
 
 
-def part_of(value: Any, *, limit: int | None = SMALL, above: tuple[int, ...] = ()) -> Any:
+def part_of(
+    value: Any, *, limit: int | None = SMALL, above: tuple[int, ...] = (), is_left: bool = False
+) -> Any:  # fmt: skip
     """The key's part for one Python value: plain ones and tuples by value, others by identity.
 
     Lists and dicts of at most ``limit`` members by value too, since they may be changed in place. ``above``: ``id`` of
-    the containers that this one is in, which may be itself.
+    the containers that this one is in, which may be itself. ``is_left``: the body leaves other objects there, which are
+    told by what they hold.
     """
     kind = type(value)
+    if kind is Left:
+        return part_of(value.value, limit=limit, is_left=True)
     if value is MISSING or value is None:
         return kind
     if issubclass(kind, torch.Tensor):  # ``isinstance`` would ask what a weak proxy stands for, which may be gone
@@ -252,7 +259,12 @@ def part_of(value: Any, *, limit: int | None = SMALL, above: tuple[int, ...] = (
             return (kind, above.index(id(value)))
         members: Iterable[Any] = value.items() if issubclass(type(value), dict) else plain_class(value).__iter__(value)
         above = (*above, id(value))
-        return (kind, *[part_of(member, limit=limit, above=above) for member in members])
+        return (kind, *[part_of(member, limit=limit, above=above, is_left=is_left) for member in members])
+    if is_left:
+        within = (*above, id(value))
+        opened = content_of(value, above, lambda member: part_of(member, limit=limit, above=within, is_left=True))
+        if opened is not None:
+            return opened
     try:
         return key_of(value, Leaves()) if kind in PLAIN_TYPES else (kind, identity_token(value))
     except (Unkeyable, TypeError):
@@ -290,6 +302,8 @@ class NamedKey:
         self._added: list[tuple[Callable[[], Any], str]] = []
         self._values: dict[tuple[int, int | None], Any] = {}
         """Holders of values that no dict keeps by a name."""
+        self._left: set[PlaceKey] = set()
+        """Places in which the body leaves objects."""
 
     def is_empty(self) -> bool:
         """Whether the body names nothing."""
@@ -302,7 +316,7 @@ class NamedKey:
             value = values[position]
             if not issubclass(type(value), _OPENED) and type(value) not in PLAIN_TYPES:
                 closed = self._parameters[position] in self._static
-                parts += [_object_part(value, names, closed=closed) for names in attributes]
+                parts += [_object_part(value, names, closed=closed, left=self._left) for names in attributes]
         return tuple(parts)
 
     def read(self, current: Any) -> list[Any]:
@@ -354,10 +368,11 @@ class NamedKey:
         """A function that gives the value of a part, and the path. None for what is below other parameters."""
         fixed = len(self._fixed)
         if part < fixed:
-            return self._fixed[part].read, self._names[0][part]
+            return functools.partial(_bare_value, self._fixed[part].read), self._names[0][part]
         if part < fixed + len(self._of_receiver):
             read, _ = self._of_receiver[part - fixed]
-            return functools.partial(_read_of, read, receiver_of), self._names[1][part - fixed]
+            read_bare = functools.partial(_bare_value, functools.partial(_read_of, read, receiver_of))
+            return read_bare, self._names[1][part - fixed]
         return None
 
     def tell_apart(self, keeper: Callable[[], Any], name: str, path: str, *, by_kind: bool = False) -> bool:
@@ -372,14 +387,14 @@ class NamedKey:
             keeper_now = keeper()
             return keeper_now.get(name, MISSING) if type(keeper_now) is dict else own_value(keeper_now, name)
 
+        self._names[0].append(path)
         if by_kind and issubclass(type(read()), torch.nn.Module):
             kinds = Kinds()
             self._fixed.append(NamedSource(lambda: kinds.of(read())))
-            self._names[0].append(path)
             return True
         holder = kept if type(kept) is dict else keeper if isinstance(keeper, weakref.ref) else None
-        self._fixed.append(NamedSource(read, holder, name, keeper=keeper))
-        self._names[0].append(path)
+        is_left = key_of_place(kept, name) in self._left
+        self._fixed.append(NamedSource(_left(read) if is_left else read, holder, name, keeper=keeper))
         return True
 
     def tell_value_apart(self, read: Callable[[], Any], holder: Any, name: Any, path: str) -> bool:
@@ -402,7 +417,7 @@ class NamedKey:
                 if value is keeper and attribute_name == name:
                     return True
                 value = attribute(value, attribute_name)
-            return value is keeper and type(keeper) in (dict, list)  # compared by its members, if there are few
+            return bare(value) is keeper and type(keeper) in (dict, list)  # compared by its members, if there are few
 
         def is_there(source: NamedSource) -> bool:
             first = source if source.root is None else source.root
@@ -417,6 +432,23 @@ class NamedKey:
         of_receiver = [both for both in both_of_receiver if not leads_through(receiver, both[1].split(".")[1:])]
         self._fixed, self._of_receiver = [reader for reader, _ in fixed], [reader for reader, _ in of_receiver]
         self._names = [label for _, label in fixed], [label for _, label in of_receiver]
+
+    def tell_by_content(self, places: Iterable[PlaceKey], receiver: Any) -> None:
+        """Tell by what they hold, from now on, objects in these places, in which the body leaves others. What is below
+        them is told so, too: it is found on another way in each call."""
+        new = {*places} - self._left
+        if not new:
+            return
+        if len(self._left) > MOST_PLACES:  # most are in objects that are gone
+            self._left.clear()
+        self._left |= new
+        for at, source in enumerate(self._fixed):
+            if type(source.read()) is not Left and any(place in new for place in _places_of(source)):
+                self._fixed[at] = evolve(source, read=_left(source.read))
+        for at, (read, names) in enumerate(self._of_receiver):
+            way = self._names[1][at].split(".")[1:]
+            if type(read(receiver)) is not Left and any(place in new for place in _way(receiver, way)):
+                self._of_receiver[at] = _left(read), names
 
     def add(self, chain: Chain, function: types.FunctionType, receiver: Any, receiver_name: str | None) -> None:
         """Follow one chain that the function names."""
@@ -460,14 +492,45 @@ def _unwrapped(function: Any) -> list[types.FunctionType]:
     return found
 
 
-def _object_part(value: Any, attributes: tuple[str, ...], *, closed: bool) -> Any:
+def _object_part(value: Any, attributes: tuple[str, ...], *, closed: bool, left: Container[PlaceKey]) -> Any:
     """The key's part for the end of a chain below an argument. ``closed``: the object is compared by identity, whatever
     its class. What an opened object holds itself is in the argument's own part of the key."""
     if not closed and pytree.is_object(type(value)) and objects.holds(value, attributes[0]):
         return None
     if issubclass(type(value), torch.nn.Module) and (attributes[0] == "training" or attributes[0] in value._modules):
         return None
-    return part_of(_value_along(value, attributes))
+    is_left = bool(left) and any(place in left for place in _way(value, attributes))
+    return part_of(_value_along(value, attributes), is_left=is_left)
+
+
+def _way(value: Any, attributes: Iterable[str]) -> Iterator[PlaceKey]:
+    """The places on the way along these attributes."""
+    for name in attributes:
+        if value is MISSING:
+            return
+        yield key_of_place(value, name)
+        value = attribute(value, name)
+
+
+def _places_of(source: NamedSource) -> Iterator[PlaceKey]:
+    """The place of a name, and those on the way to it."""
+    first = source if source.root is None else source.root
+    holder = first.keeper() if first.keeper is not None else first.holder
+    if isinstance(holder, weakref.ref):
+        holder = holder()
+    if holder is not None:
+        yield key_of_place(holder, None if type(holder) is types.CellType else first.name)
+    if source.root is not None:
+        yield from _way(source.root.read(), source.attributes)
+
+
+def _left(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Reads a value in a place in which the body leaves objects, or below one."""
+    return lambda *args: Left(read(*args))
+
+
+def _bare_value(read: Callable[[], Any]) -> Any:
+    return bare(read())
 
 
 def _source(chain: Chain, function: types.FunctionType) -> NamedSource | None:

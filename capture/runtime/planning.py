@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from capture.core.plan import CapturePlan
 from capture.distributed import rank_agreement
 from capture.engines.registry import backend_for
 from capture.key import objects, pytree
+from capture.key.left_objects import PlaceKey, key_of_place
+from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Key
 from capture.native import native
 from capture.observe import dispatch_mode, run
@@ -34,6 +36,7 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry, Phase
 from capture.runtime.verdict import Refuted
 from capture.state.call import Call
+from capture.state.snapshot import Change
 from capture.torch_private.distributed import passes_measured
 from capture.torch_private.subclasses import unseen
 from capture.tree.thread_trees import tree_for
@@ -128,7 +131,9 @@ def _watch(
 
 
 def _note_changed(captured: Captured, watched: ObservedRun) -> None:
-    """Note in which containers and objects the body changed something, other than by way of an argument."""
+    """Note in which containers and objects the body changed something, other than by way of an argument, and where it
+    left objects."""
+    captured.named.tell_by_content(_left_in(watched.changed), captured.receiver)
     arguments = watched.call.binder.names
     places = [
         change for change in watched.changed
@@ -142,6 +147,18 @@ def _note_changed(captured: Captured, watched: ObservedRun) -> None:
 
 
 _MOST_CHANGED = 32  # they are kept alive
+
+
+def _left_in(changes: Iterable[Change]) -> Iterator[PlaceKey]:
+    """Places in which a body left another object than was there, and those of the lists and dicts that they are in."""
+    for change in changes:
+        kind = type(change.after)
+        if change.container or kind in PLAIN_TYPES or issubclass(kind, torch.Tensor):
+            continue
+        for place in change.source.chain():
+            yield key_of_place(place.holder, place.name)
+            if place.kind != "item" or type(place.holder) not in (list, dict):
+                break
 
 
 @frozen(eq=False)
