@@ -139,11 +139,11 @@ def test_signals_in_replays(body: Callable[[World, Tensor], Any], kept: bool) ->
         for _ in range(4):
             expected, result, _ = _step(eager, ours, f, x, y, None)
             results += [(expected, result)] if kept else []
-        counting = Stopping(-1, Stopped, lines=number % 2 == 0)
+        counting = Stopping(-1, Stopped, lines=number % 2 == 0, below=False)
         _step(eager, ours, f, x, y, counting)
         for _ in range(12):
             at = drawn.randint(1, max(counting.count, 1))
-            stopping = Stopping(at, Stopped, lines=number % 2 == 0, by_signal=True)
+            stopping = Stopping(at, Stopped, lines=number % 2 == 0, by_signal=True, below=False)
             expected, result, stopped = _step(eager, ours, f, x, y, stopping)
             came_out += stopped
             assert body_run.current() is None

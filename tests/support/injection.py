@@ -55,10 +55,13 @@ def _is_below(frame: types.FrameType) -> bool:
 class Stopping:
     """Raises at the ``at``th event inside of the library (a call, or with ``lines`` a line), or of what it calls in
     torch; with -1 it only counts events. ``by_signal``: a signal's handler raises, so that the library sees an
-    interrupt; in torch it always is one."""
+    interrupt; in torch it always is one. ``below``: also at lines of torch's code. Operators of a replay are among
+    them, between which eager may be stopped, too."""
 
-    def __init__(self, at: int, error: type[BaseException], *, lines: bool, by_signal: bool = False) -> None:
-        self.at, self.error, self.lines, self.by_signal = at, error, lines, by_signal
+    def __init__(
+        self, at: int, error: type[BaseException], *, lines: bool, by_signal: bool = False, below: bool = True
+    ) -> None:
+        self.at, self.error, self.lines, self.by_signal, self.below = at, error, lines, by_signal, below and lines
         self.count = 0
         self.where = ""
         self.rang = False
@@ -77,7 +80,7 @@ class Stopping:
         raise self.error("stopped")
 
     def _called(self, frame: types.FrameType, event: str, arg: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(LIBRARY) and not (self.lines and _is_below(frame)):
+        if not frame.f_code.co_filename.startswith(LIBRARY) and not (self.below and _is_below(frame)):
             return None
         self._count(frame)
         return self._line if self.lines else None
