@@ -3,6 +3,7 @@ runs it, in the run that records as well."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -97,6 +98,22 @@ def test_a_tensor_gets_more_memory(body: Callable[[Tensor], Results]) -> None:
         expected = [*body(x_of(seed)), torch.rand(1)]
         torch.manual_seed(seed)
         assert bits([*captured(x_of(seed)), torch.rand(1)]) == bits(expected)
+
+
+def test_a_dead_proxy_in_the_process() -> None:
+    """All tensors are looked for, and a weak proxy whose object is gone raises where its class is asked for."""
+
+    class Gone:
+        pass
+
+    gone = Gone()
+    proxy = weakref.proxy(gone)
+    del gone
+    captured = capture(resized)
+    for seed in range(5):
+        assert bits([*captured(x_of(seed))]) == bits([*resized(x_of(seed))])
+    with pytest.raises(ReferenceError):
+        proxy.part
 
 
 def test_gradients_beside_it() -> None:

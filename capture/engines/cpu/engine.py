@@ -383,7 +383,8 @@ class TapeRecorder(ObserveMode):
     def _leave_arena(self, keys: set[int]) -> None:
         """All tensors on these storages, by ``id``, lie on a copy in memory of torch's own from here on."""
         copies: dict[int, torch.UntypedStorage] = {}
-        for tensor in [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]:
+        # not ``isinstance``, which asks a weak proxy for the class of what it stood for
+        for tensor in [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]:
             if not _is_plain(tensor) or id(storage := tensor.untyped_storage()) not in keys or storage.resizable():
                 continue
             copies[id(storage)] = copies.get(id(storage)) or storage.clone()
