@@ -118,7 +118,7 @@ void raise_again(PyObject *error);
    raised it. Without an error 0. */
 int drop_error(void);
 /* As drop_error, where nothing can be raised: what is to come out does so at the next bytecode of the main thread, which
-   alone runs signal handlers. */
+   alone runs signal handlers. What stops another thread is dropped: it is not to come out in the main one. */
 void put_off_error(void);
 /* ``tell`` is called with what was put off, or the first is raised: 0, or -1 with an exception set. */
 int commit_told(const Commit *commit, PyObject *tell);

@@ -44,13 +44,26 @@ static int raise_put_off(void *error)
     return -1;
 }
 
+static int in_main_thread(void)
+{
+    PyObject *module = PyImport_ImportModule("threading");
+    PyObject *thread = module == NULL ? NULL : PyObject_CallMethod(module, "main_thread", NULL);
+    PyObject *ident = thread == NULL ? NULL : PyObject_GetAttrString(thread, "ident");
+    int is_main = ident != NULL && PyLong_AsUnsignedLong(ident) == PyThread_get_thread_ident();
+    Py_XDECREF(ident);
+    Py_XDECREF(thread);
+    Py_XDECREF(module);
+    PyErr_Clear();
+    return is_main;
+}
+
 void put_off_error(void)
 {
     if (drop_error() == 0)
         return;
     PyObject *error = taken_error();
-    if (Py_AddPendingCall(raise_put_off, error) < 0)
-        Py_DECREF(error); /* very many wait already, and the first is raised */
+    if (!in_main_thread() || Py_AddPendingCall(raise_put_off, error) < 0)
+        Py_DECREF(error); /* it is another thread's; or very many wait already, and the first is raised */
 }
 
 PyObject *left_to_python(PyObject *miss)
