@@ -2,7 +2,10 @@
 
    A profile function of the thread, put beside one that is there already: it gets every event, too. Code is sorted by
    the name of its module, once by a function in Python: noted, or not, and whether what it calls is ours. Not by the code
-   object: code of two modules that was generated from the same text is equal. Nothing but the thread is changed. */
+   object: code of two modules that was generated from the same text is equal. Nothing but the thread is changed.
+
+   What a garbage collection runs is left out, as it may come at any time and is about objects of anybody: finalizers,
+   and callbacks of weak references. */
 #include "native.h"
 
 #include <structmember.h>
@@ -43,9 +46,23 @@ typedef struct {
     Py_tracefunc other;
     PyObject *other_object;
     int is_on;
+    int within; /* it began in a collection, of which no other one comes */
 } CodeWatch;
 
 static PyTypeObject CodeWatchType;
+
+static _Thread_local int collects; /* a collection that this thread began is not over */
+
+/* One of ``gc.callbacks``. */
+static PyObject *note_collection(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num)
+{
+    if (num < 1 || !PyUnicode_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "a phase is expected");
+        return NULL;
+    }
+    collects = PyUnicode_CompareWithASCIIString(args[0], "start") == 0;
+    Py_RETURN_NONE;
+}
 
 /* How a code object is sorted: one of the kinds above, or -1 with an exception set. */
 static int kind_of(CodeWatch *self, PyObject *code, PyObject *globals)
@@ -171,6 +188,8 @@ static int enter(CodeWatch *self, PyFrameObject *frame)
         self->room = self->room * 2 + 64;
     }
     int above = self->depth == 0 ? 1 : self->depths[self->depth - 1];
+    if (collects && !self->within)
+        above = APART;
     int notes = above & LEVELS, below = above & BELOW, own = 0;
     PyObject *code = (PyObject *)PyFrame_GetCode(frame);
     PyObject *globals = PyFrame_GetGlobals(frame);
@@ -222,6 +241,7 @@ static PyObject *begin(PyObject *object, PyObject *Py_UNUSED(none))
     Py_XSETREF(self->other_object, Py_XNewRef(thread->c_profileobj));
     self->depth = 0;
     self->is_on = 1;
+    self->within = collects;
     PyEval_SetProfile(profile, object);
     Py_RETURN_NONE;
 }
@@ -347,7 +367,12 @@ static PyTypeObject CodeWatchType = {
 
 int add_code_watch(PyObject *module)
 {
-    if (PyType_Ready(&CodeWatchType) < 0)
+    static PyMethodDef functions[] = {
+        {"note_collection", (PyCFunction)(void (*)(void))note_collection, METH_FASTCALL,
+         "Called as a garbage collection begins and ends: what runs in it is no part of a watched body."},
+        {NULL, NULL, 0, NULL},
+    };
+    if (PyType_Ready(&CodeWatchType) < 0 || PyModule_AddFunctions(module, functions) < 0)
         return -1;
     return PyModule_AddObjectRef(module, "CodeWatch", (PyObject *)&CodeWatchType);
 }

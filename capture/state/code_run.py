@@ -1,7 +1,8 @@
 """Which Python code a body runs, in whatever module: the names in that code tell what it can have read.
 
 A profile function of the watching thread notes code objects and their globals (``native/code_watch.c``). Code of this
-library is left out, and so is what torch runs for it. So is the code of a default device, which is a part of each key.
+library is left out, and so is what torch runs for it. So is the code of a default device, which is a part of each key,
+and what a garbage collection runs, which may come at any time.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _ONCE = ("linecache",)
 """Modules whose code does something once in a process: ``linecache`` reads a source file when the first line of it is
 shown, as in each stack that torch notes."""
 _kinds: dict[str | None, int] = {}
+gc.callbacks.append(native.note_collection)  # once and for good: other threads may go through the list at any time
 _MOST_KINDS = 100_000
 
 

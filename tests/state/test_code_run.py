@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import linecache
 import math
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -83,6 +85,56 @@ def test_only_code_of_the_body_is_noted_in_a_watched_run() -> None:
         captured(torch.ones(2))
     own = [code for code in noted[0] if not code.co_filename.endswith("_device.py")]  # code of torch's default device
     assert (len(noted), own) == (1, [body.__code__])
+
+
+class InACycle:
+    """Dies in a collection, not as its last name goes."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+class Final(InACycle):
+    def __del__(self) -> None:
+        users()
+
+
+def test_what_a_garbage_collection_runs_is_left_out() -> None:
+    """It may come at any time, and is about objects of anybody. The code after it counts again."""
+    weak, called = weakref.WeakKeyDictionary[Any, int](), list[int]()
+
+    def body() -> int:
+        gc.collect()
+        return after()
+
+    def after() -> int:
+        return 1
+
+    def gone(_: Any) -> None:
+        called.append(users())
+
+    dying = InACycle()
+    weak[dying], reference = 1, weakref.ref(dying, gone)
+    Final()
+    del dying
+    with code_run() as found:
+        body()
+    assert (called, len(weak), reference()) == ([1], 0, None)
+    assert set(found.codes) == {body.__code__, after.__code__}
+
+
+def test_a_body_that_a_finalizer_calls_is_seen() -> None:
+    seen = list[set[types.CodeType]]()
+
+    class Calls(InACycle):
+        def __del__(self) -> None:
+            with code_run() as found:
+                users()
+            seen.append(set(found.codes))
+
+    Calls()
+    gc.collect()
+    assert seen == [{users.__code__}]
 
 
 def test_reading_source_text_for_a_stack_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
