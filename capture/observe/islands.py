@@ -229,6 +229,17 @@ def settle(owner: Any) -> None:
         _left.owner, _left.outcomes = None, []
 
 
+def pending() -> list[Outcome]:
+    """The outcomes that are still to be taken in this thread. A run that is undone takes them, too; after it
+    ``answer_again`` has them be taken by the run that counts."""
+    return list(_left.outcomes)
+
+
+def answer_again(outcomes: list[Outcome]) -> None:
+    """Answer these as they were ``pending`` before a run, which was undone."""
+    _left.outcomes[:] = outcomes
+
+
 def has_answers(owner: Any) -> bool:
     """Whether outcomes of islands of this call are still to be taken by a second run."""
     return _left.owner is owner and are_answered()

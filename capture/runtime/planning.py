@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from capture.key.left_objects import PlaceKey, key_of_place
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Key
 from capture.native import native
-from capture.observe import dispatch_mode, run
+from capture.observe import dispatch_mode, islands, run
 from capture.observe.capture_lock import locked
 from capture.observe.collectives import registers_segments
 from capture.observe.described import DescribedRun
@@ -90,15 +89,24 @@ def watch_undone(captured: Captured, call: Call, *, counts: bool = True) -> tupl
     """One watched eager run that leaves no trace, whatever ends it. ``counts``: as an observation."""
     captured.log.counters.observations += counts
     captured.log.counters.body_runs += 1
+    answers = islands.pending()
+
+    def undo_stopped(errors: Sequence[BaseException]) -> None:
+        run.undo_stopped(call, errors)
+        islands.answer_again(answers)
+
     found: tuple[ObservedRun, DescribedRun] = locked(
-        native.guarded, _watch_and_undo, (captured, call), functools.partial(run.undo_stopped, call)
+        native.guarded, _watch_and_undo, (captured, call, answers), undo_stopped
     )
     return found
 
 
-def _watch_and_undo(captured: Captured, call: Call) -> tuple[ObservedRun, DescribedRun]:
+def _watch_and_undo(
+    captured: Captured, call: Call, answers: list[islands.Outcome]
+) -> tuple[ObservedRun, DescribedRun]:  # fmt: skip
     watched, described = _watch(captured, call, undo=True, forgets=False)
     run.undo(watched)
+    islands.answer_again(answers)
     call.forget_run()
     return watched, described
 
