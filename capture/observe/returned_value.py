@@ -7,8 +7,8 @@ local names, and new tuples, lists and dicts. So it is in the functions that cal
 is known to call the next one, not to have it called by code in C. Calls and operations on other values may come in
 between, such as the next metric. The value may be kept on the way: appended to a list, or put on an attribute or into a
 dict that the code names (``kept_value`` looks whether something depends on what is there), or added to a number there.
-Python may compute another number of it first, with numbers that are the same in each call (``loss.item() * len(x)``):
-the result of each replay is computed, too. What else takes the value itself,
+Python may compute another number of it first, with numbers that are the same in each call (``loss.item() * len(x)``),
+or by ``float(loss.item())``: the result of each replay is computed, too. What else takes the value itself,
 another name that others see, or a call that may look at local names ends the search, and the value is compared.
 """
 
@@ -54,7 +54,9 @@ ASKED = f"{TAKEN} if "
 _KINDS: dict[str, Any] = {"float": float, "int": int, "bool": bool}
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
+    "float": lambda value, _: float(value), "int": lambda value, _: int(value), "bool": lambda value, _: bool(value),
 }  # fmt: skip
+_WHOLE = "int "
 _ITEM = "at"
 _SOMEWHERE = "?"
 _COMPREHENSIONS = ("<listcomp>", "<dictcomp>")
@@ -123,6 +125,7 @@ class _Computed:
     one."""
 
     steps: tuple[tuple[str, _Constant | _Name, bool], ...]
+    """Of ``float(value)`` the operand is the name of what is called."""
 
 
 @frozen
@@ -234,6 +237,9 @@ def place_of_read(value: Any) -> tuple[str, list[Kept]] | None:
         return None
     left, kept = left_and_kept
     places = [*_places(left, "output"), *[_KEPT] * len(kept)]
+    formulas = [*[place.partition(_IS)[2] for place in places], *[one.formula.removeprefix(_IS) for one in kept]]
+    if not isinstance(value, int) and any(formula.startswith(_WHOLE) for formula in formulas):
+        return None  # that of a fraction may raise
     return (kind + _AND.join(places), kept) if places and all(map(_is_known, places)) else None
 
 
@@ -324,9 +330,14 @@ def _kind_of_read(frame: types.FrameType, value: Any) -> str | None:
         return "" if asked.argval == "item" and asked.opname in ("LOAD_METHOD", "LOAD_ATTR") else None
     callees = [_resolved(frame, callee) for callee in _callees(frame.f_code, at)] if call.arg == 1 else []
     for name, kind in _KINDS.items():
-        if any(callee is kind for callee in callees):
+        if any(_is_kind(callee, kind) for callee in callees):
             return f"{name} of " if name != "int" or isinstance(value, int) else None  # that of a fraction may raise
     return None
+
+
+def _is_kind(callee: Any, kind: type) -> bool:
+    """Whether it is this class, or stands for it in a run with noted numbers."""
+    return callee is kind or (isinstance(callee, type) and vars(callee).get("stands_for") is kind)
 
 
 def _makes_array(frame: types.FrameType) -> bool:
@@ -418,6 +429,8 @@ def _with_numbers(frame: _Frame, value: Value) -> Value:
     steps = []
     for operation, operand, is_left in value.steps:
         number = operand.value if isinstance(operand, _Constant) else _number(frame, operand)
+        if operation in _KINDS and isinstance(operand, _Name):
+            number = 0 if _is_kind(_resolved(frame, operand), _KINDS[operation]) else None
         if type(number) not in (int, float):
             raise _Refused
         steps.append((operation, _Constant(number), is_left))
@@ -719,6 +732,8 @@ class _Ways:
                 ends += [(None, stored)] if step.opname == "RETURN_CONST" else []
             elif step.opcode in _JUMPS:
                 begun += [(at, after, names, stored) for at, after in self._jumps(number, stack)]
+            elif (converted := _converted(step, stack, self._keywords(number))) is not None:
+                begun.append((number + 1, converted, names, stored))
             elif (put := _put_elsewhere(step, stack, self._keywords(number))) is not None:
                 put_there = [evolve(one, at=step.offset) for one in put[1]]
                 begun.append((number + 1, put[0], names, (*stored, *put_there)))
@@ -744,6 +759,22 @@ class _Ways:
             effect = dis.stack_effect(step.opcode, step.arg, jump=jumps)
             after = stack[: len(stack) + effect] if effect < 0 else (*stack, *[None] * effect)
             yield (bisect_left(self._steps, step.argval, key=_offset) if jumps else number + 1), after
+
+
+def _converted(
+    step: dis.Instruction, stack: tuple[Value, ...], keywords: tuple[str, ...]
+) -> tuple[Value, ...] | None:  # fmt: skip
+    """The stack after ``float(value)`` and the like of the read, or of what was computed of it."""
+    if step.opname != "CALL" or step.arg != 1 or keywords or type(stack[-1]) not in (_Read, _Computed):
+        return None
+    *callees, value = stack[-3:]
+    callee = next((one for one in callees if isinstance(one, _Name)), None)
+    if callee is None or callee.kind != "global" or callee.steps or callee.name not in _KINDS:
+        return None
+    before = value.steps if isinstance(value, _Computed) else ()
+    if len(before) >= _MOST_STEPS or (before and callee.name == "int"):
+        raise _Refused
+    return (*stack[:-3], _Computed((*before, (callee.name, callee, False))))
 
 
 def _put_elsewhere(

@@ -46,8 +46,8 @@ _NUMBERS = (int, float)
 @contextmanager
 def read_as(give: Callable[[int, Any], Any]) -> Iterator[None]:
     """In the block, ``item()`` gives a watched body of this thread what ``give`` makes of the number that was read, for
-    each read that formulas take. The watch knows which those are, as reads with these numbers may be others, where
-    something new is read before them."""
+    each read that formulas take; so does ``float(x)``, as a plain float. The watch knows which those are, as reads with
+    these numbers may be others, where something new is read before them."""
     thread, item = threading.get_ident(), torch.Tensor.item
 
     def read(tensor: torch.Tensor) -> Any:
@@ -58,7 +58,11 @@ def read_as(give: Callable[[int, Any], Any]) -> Iterator[None]:
             return value
         return give(before, value) if type(value) in _NUMBERS else value
 
-    with replaced(torch.Tensor, {"item": read}):
+    def as_float(tensor: torch.Tensor) -> float:
+        return float(plain_of(read(tensor))) if tensor.numel() == 1 and not tensor.is_complex() else own_float(tensor)
+
+    own_float: Callable[[torch.Tensor], float] = torch.Tensor.__float__
+    with replaced(torch.Tensor, {"item": read, "__float__": as_float}):
         yield
 
 

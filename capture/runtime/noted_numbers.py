@@ -31,6 +31,7 @@ from capture.core.data import define, frozen
 from capture.engines.base import Number
 
 _PLAIN = (float, int)
+_sum = sum  # Python's own, whatever a watched body finds in its place
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
     "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow,
@@ -45,8 +46,8 @@ MATH: dict[str, Callable[..., float]] = {
     )
 }  # fmt: skip
 """Functions of ``math`` that compute one float from numbers and do nothing else (``noted_math``)."""
-_SUMS: dict[str, Callable[..., Any]] = {"sum": lambda start, *items: sum(items, start)}
-"""What Python computes of many numbers at once: from Python 3.12 on other than by adding one after the other."""
+_BUILT_IN: dict[str, Callable[..., Any]] = {"sum": lambda start, *items: _sum(items, start), "float": float}
+"""What built-in functions compute. ``sum`` adds many numbers from Python 3.12 on other than one after the other."""
 _TENTHS = [0.1] * 10
 _IS_SUM_PLAIN = sum(_TENTHS) == functools.reduce(operator.add, _TENTHS)
 """``sum`` of floats adds one after the other. Else it takes errors into account, but for floats of other classes."""
@@ -54,7 +55,7 @@ _TEXTS: dict[str, Callable[..., Any]] = {
     "round": round, "format": format, "str": str, "repr": repr, "concat": operator.add,
 }  # fmt: skip
 """Beside arithmetic, what gives another number or a text and does nothing else."""
-_FUNCTIONS: dict[str, Callable[..., Any]] = {**_BINARY, **_UNARY, **MATH, **_TEXTS, **_SUMS}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {**_BINARY, **_UNARY, **MATH, **_TEXTS, **_BUILT_IN}
 ASKING: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
     "bool": bool, "value": operator.pos, "math.isfinite": math.isfinite, "math.isinf": math.isinf,
@@ -62,7 +63,7 @@ ASKING: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 _ERRORS = (ArithmeticError, ValueError)
 _NEVER_RAISE = frozenset(
-    {"add", "sub", "mul", "sum", "neg", "pos", "abs", "format", "str", "repr", "concat"}
+    {"add", "sub", "mul", "sum", "float", "neg", "pos", "abs", "format", "str", "repr", "concat"}
     | {f"math.{name}" for name in ("atan", "atan2", "copysign", "degrees", "erf", "erfc", "fabs", "radians", "tanh")}
 )
 """Operations that compute something of any numbers, if they do of some. Only those of zeros divide by them."""
