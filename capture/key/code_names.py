@@ -21,7 +21,16 @@ from typing_extensions import override
 from capture.core.data import frozen
 from capture.key import objects, pytree
 from capture.key.attributes import MISSING as MISSING
-from capture.key.attributes import PROXIES, dict_of, is_descriptor, keeper_of, own_value, plain_class, slot_of
+from capture.key.attributes import (
+    PROXIES,
+    dict_of,
+    is_descriptor,
+    keeper_of,
+    own_value,
+    plain_class,
+    slot_of,
+    weak_or_none,
+)  # fmt: skip
 from capture.key.exact import bits_of
 from capture.key.left_objects import MOST_PLACES, Left, PlaceKey, bare, content_of, key_of_place
 from capture.key.module_kinds import Kinds
@@ -286,6 +295,9 @@ class NamedSource:
     """Gives the object that keeps the value, where ``holder`` does not; None once that is gone."""
 
 
+_INPUT = "an input"
+
+
 class NamedKey:
     """The key's part for all chains that a body names, as they stand when it is called with the receiver (or None) and
     the bound values of the other parameters. Holds no reference to the receiver."""
@@ -304,6 +316,8 @@ class NamedKey:
         """Holders of values that no dict keeps by a name."""
         self._left: set[PlaceKey] = set()
         """Places in which the body leaves objects."""
+        self._inputs: list[tuple[weakref.ref[Any], str]] = []
+        """Objects below arguments, with names whose values other parts of the key have."""
 
     def is_empty(self) -> bool:
         """Whether the body names nothing."""
@@ -316,8 +330,17 @@ class NamedKey:
             value = values[position]
             if not issubclass(type(value), _OPENED) and type(value) not in PLAIN_TYPES:
                 closed = self._parameters[position] in self._static
-                parts += [_object_part(value, names, closed=closed, left=self._left) for names in attributes]
+                parts += [
+                    _INPUT if self._inputs and self._is_input(value, names)
+                    else _object_part(value, names, closed=closed, left=self._left)
+                    for names in attributes
+                ]  # fmt: skip
         return tuple(parts)
+
+    def _is_input(self, value: Any, attributes: tuple[str, ...]) -> bool:
+        """Whether another part of the key has what is at the end of this chain below an argument."""
+        keeper = _value_along(value, attributes[:-1])
+        return any(keeper_of_input() is keeper and attributes[-1] == name for keeper_of_input, name in self._inputs)
 
     def read(self, current: Any) -> list[Any]:
         """The values themselves; those below other parameters left out."""
@@ -339,15 +362,13 @@ class NamedKey:
 
     def labels(self, values: tuple[Any, ...]) -> list[str]:
         """Names of the parts."""
-        found = [*self._names[0], *self._names[1]]
-        for position, attributes in self._of_values.items():
-            if not issubclass(type(values[position]), _OPENED) and type(values[position]) not in PLAIN_TYPES:
-                found += [".".join((self._parameters[position], *one)) for one in attributes]
-        return found
+        return [*self._names[0], *self._names[1], *[path for *_, path in self._below_values(values)]]
 
-    def keeper_of(self, part: int, receiver_of: Callable[[], Any]) -> tuple[Callable[[], Any], str, str] | None:
+    def keeper_of(
+        self, part: int, receiver_of: Callable[[], Any], values: tuple[Any, ...]
+    ) -> tuple[Callable[[], Any], str, str] | None:  # fmt: skip
         """What keeps the value of a part: a function that gives it, the name of the value there, and the path. None
-        where that is neither a dict, nor a cell, nor an object."""
+        where that is neither a dict, nor a cell, nor an object. ``values``: of the other parameters."""
         fixed = len(self._fixed)
         if part < fixed:
             source, path = self._fixed[part], self._names[0][part]
@@ -362,7 +383,19 @@ class NamedKey:
             path = self._names[1][part - fixed]
             names = tuple(path.split(".")[1:])
             return _below(receiver_of, names), names[-1], path
-        return None
+        value, attributes, path = self._below_values(values)[part - fixed - len(self._of_receiver)]
+        keeper = weak_or_none(_value_along(value, attributes[:-1]))
+        return None if keeper is None else (keeper, attributes[-1], path)
+
+    def _below_values(self, values: tuple[Any, ...]) -> list[tuple[Any, tuple[str, ...], str]]:
+        """Objects among the arguments with the attributes that are read below them, and the path, in the order of the
+        parts."""
+        return [
+            (values[position], names, ".".join((self._parameters[position], *names)))
+            for position, attributes in self._of_values.items()
+            if not issubclass(type(values[position]), _OPENED) and type(values[position]) not in PLAIN_TYPES
+            for names in attributes
+        ]
 
     def reader_of(self, part: int, receiver_of: Callable[[], Any]) -> tuple[Callable[[], Any], str] | None:
         """A function that gives the value of a part, and the path. None for what is below other parameters."""
@@ -432,6 +465,8 @@ class NamedKey:
         of_receiver = [both for both in both_of_receiver if not leads_through(receiver, both[1].split(".")[1:])]
         self._fixed, self._of_receiver = [reader for reader, _ in fixed], [reader for reader, _ in of_receiver]
         self._names = [label for _, label in fixed], [label for _, label in of_receiver]
+        held_weakly = weak_or_none(keeper) if self._of_values and type(name) is str else None
+        self._inputs += [(held_weakly, name)] if held_weakly is not None else []
 
     def tell_by_content(self, places: Iterable[PlaceKey], receiver: Any) -> None:
         """Tell by what they hold, from now on, objects in these places, in which the body leaves others. What is below

@@ -543,7 +543,7 @@ def _varying(
         differing = [at for at, (part, then) in enumerate(zip(ours, theirs, strict=True)) if part != then]
         if not all(are_numbers(ours[at], theirs[at]) and type(values[at]) in _PLAIN for at in differing):
             continue  # before anything is looked up: most keys differ in shapes
-        in_state = _differing_places(captured, entry.key, other)
+        in_state = _differing_places(captured, values, entry.key, other)
         if in_state is None or not (differing or in_state):
             continue
         places, in_places = [place for place, _ in in_state], [number for _, number in in_state]
@@ -554,7 +554,9 @@ def _varying(
     return None
 
 
-def _differing_places(captured: Captured, key: Any, entry: Entry) -> list[tuple[InputPlace, Number]] | None:
+def _differing_places(
+    captured: Captured, values: Values, key: Any, entry: Entry
+) -> list[tuple[InputPlace, Number]] | None:  # fmt: skip
     """Places in Python state in whose numbers the key differs from that of an entry, with the entry's numbers. None
     where it differs in something else, or where other threads would see the numbers that are put there."""
     entry_key, only_kept = entry.key, _only_kept(entry.facts)
@@ -569,7 +571,7 @@ def _differing_places(captured: Captured, key: Any, entry: Entry) -> list[tuple[
         for number, (part, then) in enumerate(zip(key[at], entry_key[at], strict=True)):
             if part == then:
                 continue
-            places = places_of_part(captured, at, number, (part, then), are_numbers)
+            places = places_of_part(captured, values, at, number, (part, then), are_numbers)
             if places is None:
                 return None
             new = [(place, value) for place, value in places if place.key() not in known]

@@ -312,7 +312,8 @@ def meet_others(captured: Captured, entry: Entry, values: Values) -> bool:
     if not are_wanted(captured):
         return False
     entries = captured.entries()
-    twins, changing = numbers.twins_of(entry, entries, (), values), numbers.changing_places(captured, entry)
+    twins = numbers.twins_of(entry, entries, (), values)
+    changing = numbers.changing_places(captured, entry, values)
     if next(twins, None) is None and next(changing, None) is None:
         return False
     give_up(captured)

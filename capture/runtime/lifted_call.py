@@ -112,7 +112,7 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
         return False
     if len(captured.binder.places) >= _MOST_PLACES or others_may_run():  # who would see the numbers put there
         return False
-    found = [*numbers.changing_places(captured, entry)]
+    found = [*numbers.changing_places(captured, entry, bound.values)]
     changing = [one for one in found if [at.key() for at in one.places] == [at.key() for at in found[0].places]]
     if not changing or not captured.read_numbers.isdisjoint(place.path for place in changing[0].places):
         return False

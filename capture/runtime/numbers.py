@@ -450,8 +450,9 @@ class Changing:
         return watched.agrees(own, self.then, self.facts.sequence, self.facts.scalars)
 
 
-def changing_places(captured: Captured, entry: Entry) -> Iterator[Changing]:
-    """Numbers in which alone the key of an entry differs from those of others that are, or can be, recorded."""
+def changing_places(captured: Captured, entry: Entry, values: Values) -> Iterator[Changing]:
+    """Numbers in which alone the key of an entry differs from those of others that are, or can be, recorded.
+    ``values``: those of its call."""
     entries = captured.entries()
     for candidate in entries if len(entries) <= _MOST_FAMILIES else ():
         is_recorded = candidate.phase in ("warm", "ready") and candidate.region is None and may_lift(candidate)
@@ -459,7 +460,7 @@ def changing_places(captured: Captured, entry: Entry) -> Iterator[Changing]:
             continue
         with_state = len(candidate.key) == len(entry.key) == _WITH_STATE
         if candidate is not entry and candidate.facts is not None and is_recorded and with_state:
-            found = _differing_places(captured, entry.key, candidate.key)
+            found = _differing_places(captured, values, entry.key, candidate.key)
             if found:
                 places, then = zip(*found, strict=True)
                 if candidate.facts.calls_foreign and sets_anew(candidate, places):
@@ -486,7 +487,9 @@ NAMED, SETTINGS, _WITH_STATE = 2, 5, 7
 """What a key that has state consists of: modes, arguments, what is named, modules, guards, settings, aliases."""
 
 
-def _differing_places(captured: Captured, key: Any, key_before: Any) -> list[tuple[InputPlace, Number]]:
+def _differing_places(
+    captured: Captured, values: Values, key: Any, key_before: Any
+) -> list[tuple[InputPlace, Number]]:  # fmt: skip
     if any(key[at] != key_before[at] for at in range(_WITH_STATE) if at not in (NAMED, SETTINGS)):
         return []
     places: dict[Any, tuple[InputPlace, Number]] = {}
@@ -494,27 +497,28 @@ def _differing_places(captured: Captured, key: Any, key_before: Any) -> list[tup
         if len(key[at]) != len(key_before[at]):
             return []
         for number, (part, then) in enumerate(zip(key[at], key_before[at], strict=True)):
-            found = places_of_part(captured, at, number, (part, then), _vary_in_state) if part != then else []
+            found = places_of_part(captured, values, at, number, (part, then), _vary_in_state) if part != then else []
             if found is None:
                 return []
             places |= {place.key(): (place, value) for place, value in found}
     return [*places.values()]
 
 
-def place_of_part(captured: Captured, at: int, part: int) -> InputPlace | None:
+def place_of_part(captured: Captured, values: Values, at: int, part: int) -> InputPlace | None:
     """The place of one number among those that are named, or among settings of optimizers (``at``)."""
     named, optimizers = captured.named, captured.optimizers
-    kept = named.keeper_of(part, captured.receiver_of) if at == NAMED else optimizers.keeper_of(part)
+    kept = named.keeper_of(part, captured.receiver_of, values) if at == NAMED else optimizers.keeper_of(part)
     return None if kept is None else number_place(kept[2], kept[0], kept[1])
 
 
 def places_of_part(
-    captured: Captured, at: int, part: int, values: tuple[Any, Any], vary: Callable[[Any, Any], bool]
+    captured: Captured, call_values: Values, at: int, part: int, values: tuple[Any, Any],
+    vary: Callable[[Any, Any], bool],
 ) -> list[tuple[InputPlace, Number]] | None:  # fmt: skip
     """The places, with the numbers of the other key, of one part of two keys: one number, or some in a dict. None where
     it differs in something else, or in numbers that do not ``vary``."""
     if vary(*values):
-        place = place_of_part(captured, at, part)
+        place = place_of_part(captured, call_values, at, part)
         return None if place is None else [(place, number_of(values[1]))]
     reader = captured.named.reader_of(part, captured.receiver_of) if at == NAMED else None
     if reader is None or any(type(value) is not tuple or not value or value[0] is not dict for value in values):
