@@ -27,7 +27,8 @@ from capture.runtime import planning
 from capture.runtime.captured import Captured
 from capture.runtime.decisions import TRUTHS, calls_out, compared, read_and_compared
 from capture.runtime.entry import MOST_BRANCHES, Entry
-from capture.runtime.noted_arrays import Noting, holds_noted, noted, reads_unnoticed
+from capture.runtime.formulas import read_by_number
+from capture.runtime.noted_arrays import Noting, as_indices, holds_noted, noted, reads_unnoticed
 from capture.state import body_run
 from capture.state.body_run import BodyRun
 from capture.state.call import Call
@@ -53,7 +54,7 @@ def begins(captured: Captured, entry: Entry, bound: Call) -> bool:
         key_of(value, leaves)
     call = captured.call(values, leaves)
     call.binder = array_inputs.with_arrays(bound.binder)
-    if not values[-1] or _proven(captured, call, bound.binder) is None:
+    if not values[-1] or _proven(captured, call, bound.binder, is_first=True) is None:
         return False
     captured.take_arrays()
     captured.log.add("drop", "arrays are inputs from now on")
@@ -117,13 +118,15 @@ def _left_nothing(facts: Facts) -> bool:
     return not any(one.kind == "call" for one in facts.effects)
 
 
-def _proven(captured: Captured, call: Call, binder: Binder) -> Facts | None:
-    """What a run of this call does, if only tensors come of its arrays. ``binder``: of calls with arrays."""
+def _proven(captured: Captured, call: Call, binder: Binder, *, is_first: bool = False) -> Facts | None:
+    """What a run of this call does, if only tensors come of its arrays. ``binder``: of calls with arrays. ``is_first``:
+    whether to try arrays as inputs, which a recording asks for again: numbers that the host reads are left open, as
+    what comes of them is found out in between (``formulas``)."""
     if others_may_run():  # who would see another content
         return None
     run = BodyRun()
     try:
-        return cast("Facts | None", body_run.during(run, _proof, (captured, call, binder)))
+        return cast("Facts | None", body_run.during(run, _proof, (captured, call, binder, is_first)))
     except Exception as error:
         let_through(error)
         if run.error is not error:
@@ -131,16 +134,27 @@ def _proven(captured: Captured, call: Call, binder: Binder) -> Facts | None:
         return None
 
 
-def _proof(captured: Captured, call: Call, binder: Binder) -> Facts | None:
-    own = _seen(captured, call, binder, other=False)
+def _proof(captured: Captured, call: Call, binder: Binder, is_first: bool) -> Facts | None:
+    tell = _compared_but_numbers if is_first else compared
+    own = _seen(captured, call, binder, other=False, is_first=is_first)
     if own is None:
         return None
-    other = _seen(captured, call, binder, other=True)
+    other = _seen(captured, call, binder, other=True, is_first=is_first)
     plain = planning.watch_undone(captured, call, counts=False)[1].facts
-    return own if other is not None and compared(own) == compared(other) == compared(plain) else None
+    return own if other is not None and tell(own) == tell(other) == tell(plain) else None
 
 
-def _seen(captured: Captured, call: Call, binder: Binder, *, other: bool) -> Facts | None:
+def _compared_but_numbers(facts: Facts) -> tuple[Any, ...]:
+    """As ``compared``, without numbers that the host reads and what it makes of them."""
+    numbers = read_by_number(facts, ())
+    if not numbers:
+        return compared(facts)
+    reads = ["" if at in numbers else text for at, text in enumerate(facts.reads)]
+    outputs = [(one.path, one.kind, one.tensor) for one in facts.outputs]
+    return facts.sequence, facts.scalars, reads, outputs, [one.path for one in facts.effects], facts.num_ops
+
+
+def _seen(captured: Captured, call: Call, binder: Binder, *, other: bool, is_first: bool) -> Facts | None:
     """The facts of a run with noted arrays; None where something but tensors comes of them. ``other``: they have
     another content meanwhile."""
     noting = Noting()
@@ -161,7 +175,8 @@ def _seen(captured: Captured, call: Call, binder: Binder, *, other: bool) -> Fac
         for tensor, content in zip(tensors, before, strict=True):
             if other:
                 tensor.copy_(_unlike(content))
-        found = planning.watch_undone(captured, noted_call, counts=False)
+        with as_indices():
+            found = planning.watch_undone(captured, noted_call, counts=False)
         put_back()
         return found
 
@@ -171,7 +186,9 @@ def _seen(captured: Captured, call: Call, binder: Binder, *, other: bool) -> Fac
     facts = described.facts
     if noting.is_read or facts.gradients or calls_out(facts) or facts.host_work or reads_unnoticed(watched.ran):
         return None
-    if len(facts.reads) != len(facts.breaks) or not TRUTHS.issuperset(read_and_compared(facts)):
+    numbers = read_by_number(facts, ()) if is_first else ()
+    told = [text for at, text in enumerate(read_and_compared(facts)) if at not in numbers]
+    if len(facts.reads) != len(facts.breaks) or not TRUTHS.issuperset(told):
         return None  # after other values the body may do more
     left = [leaf.value for effect in described.effects for leaf in effect.leaves]
     left += [leaf for _, leaf in pytree.result_leaves(watched.result)]
