@@ -76,7 +76,9 @@ def _dict(walk: ReadWalk, value: dict[Any, Any], path: str) -> None:
     if module is not None and dict_of(module) is value:  # the form in which Dynamo's guards get it
         walk.enter(module, path)
         return
-    if id(value) in walk.by_name and before is None and not walk.names.is_computed:
+    if value is sys.modules and before is None:
+        walk.loaded_modules(path)
+    elif id(value) in walk.by_name and before is None and not walk.names.is_computed:
         named = walk.names.of_packages(["torch"])
         walk.guard_members(value, sorted(name for name in value if name in named), f"{path}.", always)
     elif dict.__len__(value) or before is not None:

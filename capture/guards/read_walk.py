@@ -246,6 +246,18 @@ class ReadWalk:
             held = [value for value in map(vars(module).get, members) if isinstance(value, types.ModuleType)]
             queue += [value for value in held if package_of(name_of(value)) == package_of(name_of(module))]
 
+    def loaded_modules(self, path: str) -> None:
+        """``sys.modules``, where code may look up any of them: which modules there are. Only users' own and those that
+        code mentions are gone into, as in ``_imported``: all that were ever loaded are some 100,000 objects."""
+        loaded = dict(sys.modules)
+        names, source = tuple(loaded), itself(sys.modules, path)
+        self.found.looks_up_modules = True
+        self.found.guards.append(Guard("length", source, len(loaded)))
+        there = looked_up(source, frozenset(names), names, tuple(loaded.values()), (None,) * len(names))
+        self.found.guards.append(there)
+        for name in sorted(users_modules() | self.names.of_packages(()).intersection(loaded)):
+            self.enter_value(loaded.get(name), f"{path}.{name}")
+
     def _added_to_tensors(self) -> None:
         """Methods and the like of the class of all tensors, by the names that code mentions, and that syntax looks up.
         Those that others than torch put there are gone into."""
