@@ -116,7 +116,8 @@ def test_a_read_that_is_compared_is_recorded(reader: Callable[[Tensor], Tensor])
     for seed in (1, 1, 1, 1):
         assert bits(captured(x_of(seed))) == bits(reader(x_of(seed)))
     replays = 2 if EXECUTES else 1  # where a capture executes nothing, a second run has to read the same first
-    assert (recordings(captured).recordings, recordings(captured).replays) == (1, replays)
+    again = int(EXECUTES and reader is reads_float)  # with its value as a number that other calls may have otherwise
+    assert (recordings(captured).recordings, recordings(captured).replays) == (1 + again, replays - again)
     assert "CG201" in [finding.code for finding in recordings(captured).findings]
 
 

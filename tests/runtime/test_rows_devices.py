@@ -85,7 +85,7 @@ def test_row_155_sizes_beyond_the_limit_run_eagerly() -> None:
     ("body", "code"),
     [
         (lambda x: x * int(f"{x.max().item() * 1e6:.0f}"), "CG201"),
-        (lambda x: x + float(x[0]), "CG201"),
+        (lambda x: x + float(f"{x[0]:.3f}"), "CG201"),
         (lambda x: torch.tensor(x.tolist()) + 1, "CG201"),
     ],
     ids=["item", "float", "tolist"],

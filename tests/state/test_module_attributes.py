@@ -232,7 +232,7 @@ def test_a_value_that_is_another_in_every_call_ends_in_eager_calls() -> None:
         for number in range(30):
             for one in (net, twin):
                 one.eval()
-                _set("gain", number // 3 / 4)(one)
+                _set("gain", str(number // 3 / 4))(one)
             x = torch.full((2, 8), float(number))
             assert torch.equal(captured(x), twin(x))
 
