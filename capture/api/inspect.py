@@ -30,7 +30,7 @@ from capture.native import native
 from capture.observe import dispatch_mode, run
 from capture.observe.capture_lock import locked_in_turn
 from capture.observe.described import DescribedRun
-from capture.observe.facts_builder import describe
+from capture.observe.facts_builder import describe, uses_unwritten
 from capture.plan_cache import store
 from capture.plan_cache.store import LoadReport
 from capture.reporting import text
@@ -194,6 +194,9 @@ def _watched(call: Call) -> tuple[run.ObservedRun, DescribedRun]:
     described = describe(watched)
     run.undo(watched)
     call.forget_run()
+    if uses_unwritten(watched, described):
+        call.by_mode = True
+        return _watched(call)
     return watched, described
 
 

@@ -177,6 +177,17 @@ static int note_call(CodeWatch *self, PyFrameObject *frame, PyObject *function)
     return failed ? -1 : 0;
 }
 
+/* Tells of the frame if it runs code that was asked for: 0, -1. */
+static int tell_frame(CodeWatch *self, PyObject *code, PyFrameObject *frame)
+{
+    int is_asked = PySet_GET_SIZE(self->asked) ? PySet_Contains(self->asked, code) : 0;
+    if (is_asked <= 0)
+        return is_asked;
+    PyObject *answer = PyObject_CallOneArg(self->on_frame, (PyObject *)frame);
+    Py_XDECREF(answer);
+    return answer == NULL ? -1 : 0;
+}
+
 /* A frame begins: 0, -1. */
 static int enter(CodeWatch *self, PyFrameObject *frame)
 {
@@ -200,17 +211,14 @@ static int enter(CodeWatch *self, PyFrameObject *frame)
         else if (!PyDict_Contains(self->seen, code))
             failed = PySet_Add(self->below, code) < 0;
         failed = failed || lend_builtins(self, frame, globals) < 0 || add_code(self, code, globals) < 0;
-        if (!failed && PySet_GET_SIZE(self->asked) && PySet_Contains(self->asked, code) == 1) {
-            PyObject *answer = PyObject_CallOneArg(self->on_frame, (PyObject *)frame);
-            failed = answer == NULL;
-            Py_XDECREF(answer);
-        }
+        failed = failed || tell_frame(self, code, frame) < 0;
         notes = 1;
         own = OWN;
     } else if (kind == OURS || kind == OPERATORS || kind == ASIDE) {
         notes = kind == ASIDE ? APART : 0;
         below = kind == OPERATORS ? BELOW : below;
-    }
+    } else if (kind == BETWEEN && notes != APART)
+        failed = tell_frame(self, code, frame) < 0;
     Py_DECREF(code);
     Py_XDECREF(globals);
     self->depths[self->depth++] = (char)(notes | own | below);

@@ -24,6 +24,7 @@ from capture.observe.trace import HandedOut
 from capture.state.optimizers import reach_of_step
 from capture.torch_private import subclasses
 from capture.torch_private.capabilities import generator_id, unseen, without_modes
+from capture.torch_private.operator_watch import hidden
 
 _NOTHING = contextlib.nullcontext()
 
@@ -114,6 +115,8 @@ class BreakNotes(RunNotes):
         storage, trace = tensor.untyped_storage(), self.trace
         self._at, trace.plain = None, False
         self._see_input(tensor, storage, traits(torch.ops.aten.item.default))
+        if self.is_blank(tensor):
+            self.note_blank_use()
         value = reader(tensor, *args, **kwargs)
         text = read_text(value) if place is None else f"{returned_value.RETURNED}{place}"
         if place is not None:
@@ -138,7 +141,7 @@ class BreakNotes(RunNotes):
             self.quietly(self.begin_island)(before, function, args, kwargs)
         self.is_aside = True
         try:
-            with without_modes():
+            with without_modes(), hidden():
                 outcome, result = self.perform_island(before, function, args, kwargs)
         finally:
             self.is_aside = False

@@ -1,13 +1,14 @@
 """The operators of a run, as they come -> ``RunTrace``.
 
-``ObserveMode`` is a dispatch mode: it sees every operator, backward ones too. The recording run uses the same class
-with ``execute`` replaced, so that a recording is checked by the same eyes. ``run_notes`` has what is noted beside that,
-``break_notes`` where the host reads values and around islands.
+``ObserveMode`` sees every operator, backward ones too, where a dispatch mode would (``torch_private.operator_watch``).
+The recording run uses the same class with ``execute`` replaced, so that a recording is checked by the same eyes.
+``run_notes`` has what is noted beside that, ``break_notes`` where the host reads values and around islands.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,7 @@ from capture.torch_private.subclasses import is_wrapper, only_shapes
 
 _NOTHING = contextlib.nullcontext()
 _LEAST_ADDRESS = 1 << 16
+_MAKES_BLANK = ("empty", "new_empty")
 
 
 class ObserveMode(BreakNotes):
@@ -149,6 +151,7 @@ class ObserveMode(BreakNotes):
                 from_outside = tensor.is_cpu and (key in self.arguments or self.before.tensors.get(key))
                 if from_outside and tensor.dim() and not is_alike_everywhere(op_traits, args, kwargs):
                     trace.cpu_work.setdefault(id(at), (op_traits.name, at))
+        self._see_blank(op_traits, inputs)
         self._note_device(inputs[0].device)
         result = self.execute(op, args, kwargs)
         trace.plain, made_any = was_plain, False
@@ -177,8 +180,7 @@ class ObserveMode(BreakNotes):
         if op_traits.composite is not None and torch.is_inference_mode_enabled():
             with self:  # elsewhere torch opens it before a mode sees it
                 return op_traits.composite(*args, **kwargs)
-        self._at = None
-        inputs = tensors_in(args, kwargs)
+        self._at, inputs = None, tensors_in(args, kwargs)
         storages, devices = list(map(storage_of, inputs)), {tensor.device for tensor in inputs}
         if self._arrays.known or self._borrowed.known:
             self._look_at_arrays(op_traits, lambda arrays: arrays.have_changed(storages))
@@ -196,6 +198,7 @@ class ObserveMode(BreakNotes):
             self.trace.add_collective(op, op_traits, (args, kwargs), inputs, self._line())
         if op_traits.writes or op_traits.norm is not None:
             self._see_writes(op_traits, args, kwargs)
+        self._see_blank(op_traits, inputs)
         outs = [(out, out.shape) for out in operator_schema.given_outs(op_traits, kwargs) if not self.made(out)]
         states = self._states(kwargs, inputs) if op_traits.draws else None
         self._operator = op_traits.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
@@ -270,6 +273,11 @@ class ObserveMode(BreakNotes):
             if onto.type == "cpu":  # in the other direction the engine keeps a copy on the device up to date
                 self.note_sync(op.name)
 
+    def _see_blank(self, op: OperatorTraits, inputs: list[torch.Tensor]) -> None:
+        """Look for operands on memory that no operator wrote."""
+        if self.blank and not op.view and any(map(self.is_blank, inputs)):
+            self.note_blank_use()
+
     def read_text_of(self, op: OperatorTraits, result: Any) -> str:
         """What the host learns from this operator, or where the body returns it, if that is all that comes of it."""
         reads = self.trace.reads
@@ -289,6 +297,7 @@ class ObserveMode(BreakNotes):
         for array in self.trace.arrays.values():
             array.note_written(_storages_written(op, args, kwargs))
         for tensor, from_norm in written(op, args, kwargs):
+            self.blank.pop(id(storage_of(tensor)), None)
             external = self.trace.externals.get(id(storage_of(tensor)))
             if external is None or external.mutation is not None:
                 continue
@@ -433,6 +442,8 @@ class ObserveMode(BreakNotes):
             return False
         self.trace.produced[id(storage)] = Produced.of(storage, tensor, op.name, self._line())
         self.trace.note_memory(storage)
+        if op.base.startswith(_MAKES_BLANK) and tensor.numel():
+            self.blank[id(storage)] = weakref.ref(storage)
         return True
 
 

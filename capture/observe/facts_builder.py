@@ -131,6 +131,16 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     return DescribedRun(facts, implicit, outputs, effects, computed=found, unread=frozenset(unread))
 
 
+def uses_unwritten(watched: ObservedRun, described: DescribedRun) -> bool:
+    """Whether the body used or left memory that it made and no operator wrote, where a mode would show operators."""
+    left = [*described.outputs, *[leaf for effect in described.effects for leaf in effect.leaves]]
+    watch = watched.watch
+    if watch.by_mode:
+        return False
+    tensors = [leaf.value for leaf in left if issubclass(type(leaf.value), torch.Tensor)]
+    return watch.uses_blank or (bool(watch.blank) and any(map(watch.is_blank, tensors)))
+
+
 def _may_call_foreign(watched: ObservedRun) -> bool:
     """See ``Facts.calls_foreign``. No profile function is told of some of it, so what the body can reach counts."""
     return watched.ran.calls_foreign or any(

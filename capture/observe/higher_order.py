@@ -16,7 +16,8 @@ from capture.observe import source_location
 from capture.observe.operator_schema import tensors_in
 from capture.observe.trace import RunTrace
 from capture.torch_private import operators
-from capture.torch_private.capabilities import TorchDispatchMode, generator_id
+from capture.torch_private.capabilities import generator_id
+from capture.torch_private.operator_watch import OperatorWatch
 
 OPENED = frozenset([
     "auto_functionalized", "auto_functionalized_v2", "graphsafe_run_with_rng_state", "run_and_save_rng_state",
@@ -24,13 +25,13 @@ OPENED = frozenset([
 ])  # fmt: skip
 
 
-class HigherOrderMode(TorchDispatchMode):
-    """A dispatch mode that writes notes, and that higher-order operators pass through."""
+class HigherOrderMode(OperatorWatch):
+    """A watch that writes notes, and that higher-order operators pass through."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.trace = RunTrace()
         self._drawn: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         """Generators by ``generator_id``, with the state the last draw left."""

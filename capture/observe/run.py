@@ -21,6 +21,7 @@ from capture.core.data import define
 from capture.core.facts import Effect, HostWork
 from capture.core.interrupts import is_interrupt
 from capture.key import array_inputs
+from capture.key.modes import inlined
 from capture.key.pytree import PLAIN_TYPES
 from capture.native import native
 from capture.observe import host_draws, islands, shared_casts, source_location, written_lines
@@ -44,6 +45,7 @@ from capture.state.code_run import CodeRun, code_run
 from capture.state.optimizers import is_stand_in
 from capture.state.snapshot import Change, Snapshot, content_of
 from capture.state.source import Found, Source
+from capture.torch_private import operator_watch
 from capture.torch_private.capabilities import generator_id
 from capture.torch_private.distributed import buckets_to_arrange, handles_watched
 from capture.torch_private.dynamo import graphs_compiled, originals_while_compiling
@@ -211,7 +213,7 @@ def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None =
 
     # the hooks of optimizers are there before the state is noted, and until it is compared
     with call.optimizers.steps_noted(watch.trace), moving_names.noted():
-        run: ObservedRun = native.guarded(_run_watched, (call, watch, values, around), mend)
+        run: ObservedRun = inlined(native.guarded, _run_watched, (call, watch, values, around), mend)
     return run
 
 
@@ -241,7 +243,7 @@ def _run_watched(
             originals_while_compiling(compilations),
             own_autocast_cache(quietly(watched.keep_casts)),
             host_reads(note_sync, watch.read_on_host, exported, quietly(watch.note_resized)),
-            _saying(call, watch),
+            _around(call, watch),
             call.optimizers.steps_apart(run_island),
             unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs),
             graph_uses(quietly(watch.note_hook), quietly(watch.note_checkpoint)),
@@ -278,10 +280,12 @@ def _run_watched(
 
 
 @contextlib.contextmanager
-def _saying(call: Call, watch: ObserveMode) -> Iterator[None]:
-    """What goes around a body that may write lines of text."""
+def _around(call: Call, watch: ObserveMode) -> Iterator[None]:
+    """What goes around a body that may write lines of text, and whose operators are seen."""
+    # code that is noted tells where compiled code begins
+    watch.by_mode = call.by_mode or (graphs_compiled() > 0 and not watch.notes_code)
     tells = telling(watch.thread, watch.end_before_trace) if call.is_tried else contextlib.nullcontext()
-    with printing(watch.thread, run_island), tells:
+    with printing(watch.thread, run_island), tells, operator_watch.helped():
         yield
 
 

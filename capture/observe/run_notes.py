@@ -28,6 +28,7 @@ from capture.torch_private.generators import default_generators, was_drawn
 from capture.torch_private.subclasses import unseen
 from capture.torch_private.threads import others_may_run
 
+UNWRITTEN = "memory that no operator writes"
 _RESIZING = "UntypedStorage.resize_"
 SEEDING = "seeding a generator, or setting its state,"
 
@@ -107,6 +108,10 @@ class RunNotes(HigherOrderMode):
         """Outcomes of islands that ran in a capture, of which nothing else has happened until a replay follows."""
         self._modes: Any = None
         """Modes in force when the run began."""
+        self.blank: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        """Storages by ``id`` that the body made and no operator has written so far."""
+        self.uses_blank = False
+        """The body read such memory, or left it: operators of torch that are made of others may write it themselves."""
         self.autocast: dict[str, bool] = {}
         """Device types for which autocast is on in the body; inside the mode torch answers no."""
 
@@ -235,6 +240,18 @@ class RunNotes(HigherOrderMode):
                 self.fault = self.fault or error
 
         return noted
+
+    def is_blank(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies on memory that the body made and no operator wrote."""
+        storage = storage_of(tensor)
+        made = self.blank.get(id(storage))
+        return made is not None and made() is storage
+
+    def note_blank_use(self) -> None:
+        """What no operator is seen to write is used: a mode would have torch call operators for it."""
+        if not self.by_mode and not self.uses_blank:
+            self.uses_blank = True
+            self.note_unsafe(UNWRITTEN)
 
     def is_temporary(self, tensor: torch.Tensor) -> bool:
         """Whether the body made this memory although no operator showed it; a recorder may know."""

@@ -162,6 +162,8 @@ class Captured:
     unreached: Unreached = field(factory=Unreached, init=False)
     sizes: Sizes | None = field(default=None, init=False)
     """The sizes of its calls, if the annotation has buckets."""
+    by_mode: bool = field(default=False, init=False)
+    """See ``Call.by_mode``."""
     shares_casts: bool = field(default=False, init=False)
     """In a block of autocast other calls use weights that this function's calls use."""
     lifted: list[Any] = field(factory=list, init=False)
@@ -326,7 +328,7 @@ class Captured:
         call = make(
             annotation=self.annotation, function=self.function, receiver=self.receiver, binder=self.binder,
             values=values, leaves=leaves, code=None if entry is None else entry.ran, optimizers=self.optimizers,
-            unreached=self.unreached,
+            unreached=self.unreached, by_mode=self.by_mode,
         )  # fmt: skip
         by_answers = self.decisions.amounts(call) if self.decisions is not None else None
         if self.decisions is not None:

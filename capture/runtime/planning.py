@@ -25,7 +25,7 @@ from capture.observe.capture_lock import locked
 from capture.observe.collectives import registers_segments
 from capture.observe.described import DescribedRun
 from capture.observe.expectation import expected
-from capture.observe.facts_builder import describe
+from capture.observe.facts_builder import describe, uses_unwritten
 from capture.observe.result_objects import are_of_this_process
 from capture.observe.run import ObservedRun
 from capture.plan_cache import store
@@ -135,7 +135,10 @@ def _watch(
         if watched.watch.fault is not None:
             raise watched.watch.fault
         _note_changed(captured, watched)
-        return watched, describe(watched)
+        described = describe(watched)
+        if uses_unwritten(watched, described):
+            captured.by_mode, watched.once = True, watched.once or "memory that no operator writes was used"
+        return watched, described
 
 
 def _note_changed(captured: Captured, watched: ObservedRun) -> None:

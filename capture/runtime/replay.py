@@ -14,7 +14,6 @@ import torch
 
 from capture.core import config
 from capture.core.interrupts import is_interrupt
-from capture.key.modes import inlined
 from capture.key.signature import Leaf
 from capture.native import native
 from capture.observe.capture_lock import locked_or
@@ -196,7 +195,7 @@ def _resumed(
         try:
             if run is not None:
                 run.replayed = False  # it is the body's run from here on
-            watched = inlined(run_watched, call, watches.pop(0))
+            watched = run_watched(call, watches.pop(0))
         except Exception as own:
             if is_interrupt(own) or config.current().strict or run is None or run.runs > before:
                 raise

@@ -63,6 +63,8 @@ class Call:
     """The run is a try that nobody may notice: it ends where it would leave what cannot be undone (``printing``)."""
     formulas: Any = None
     """What is known of numbers that the run computes of others (``observe.computed.Formulas``)."""
+    by_mode: bool = False
+    """Runs are watched by a dispatch mode: torch computes more of what the body does by operators then."""
     undo: Any = None
     """The former state of everything outside of the pool that a recording run changed because it had to execute a
     part."""

@@ -18,9 +18,9 @@ from capture.core.data import define
 from capture.key.packages import is_library, package_of
 from capture.native import native
 from capture.state import c_calls, keyed_reads
-from capture.torch_private import warned
+from capture.torch_private import operator_watch, warned
 from capture.torch_private.capabilities import DEFAULT_DEVICE_CODE
-from capture.torch_private.dynamo import AROUND_COMPILED, COMPILE, GUARD_FUNCTION, RUN_COMPILED
+from capture.torch_private.dynamo import AROUND_COMPILED, COMPILE, GUARD_FUNCTION, RUN_COMPILED, begin_compiled
 from capture.torch_private.operators import RULES_OF_MODES
 
 _NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE, _OPERATORS = range(6)  # as in ``native/code_watch.c``
@@ -126,8 +126,12 @@ class code_run:
             return None if what is None else (what, place())
 
         run.looked_at = keyed = keyed_reads.asked()
+        compiled = begin_compiled()
 
         def begins(frame: types.FrameType) -> None:
+            if frame.f_code in compiled:
+                operator_watch.go_on_by_mode()
+                return
             if frame.f_code in keyed:
                 keyed_reads.note(frame, run.looked_up)
             if frame.f_code in asked:
@@ -138,7 +142,7 @@ class code_run:
         # the garbage collector may call these at any time
         collected = [getattr(callback, "__code__", None) for callback in gc.callbacks]
         apart = (warned.CODE, *[code for code in collected if type(code) is types.CodeType])
-        self._watch = native.CodeWatch(_sort, _kinds, apart, leaves, {*asked, *keyed}, begins)
+        self._watch = native.CodeWatch(_sort, _kinds, apart, leaves, {*asked, *keyed, *compiled}, begins)
 
     def __enter__(self) -> CodeRun:
         self._watch.begin()

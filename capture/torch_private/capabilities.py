@@ -16,11 +16,12 @@ from typing import Any
 import torch
 import torch.nn.functional
 import torch.profiler
+from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree  # registered containers; without it only built-in ones are opened
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # no fallback: observation itself
 
 from capture.core.data import frozen
 from capture.core.interrupts import let_through
+from capture.torch_private.operator_watch import unseen as unseen
 
 
 @frozen(kw_only=True)
@@ -215,13 +216,6 @@ def autocast_inside(kinds: Sequence[str]) -> Any:
         return contextlib.nullcontext()
 
 
-# Without this name such operators are seen, and a region that needs them goes eager as one that reads values.
-unseen: Callable[[], contextlib.AbstractContextManager[Any]] = getattr(
-    torch._C, "_DisableTorchDispatch", contextlib.nullcontext
-)
-"""Operators in the block are seen by no dispatch mode."""
-
-
 # Without this name a mode that hands a call on (torch.set_default_device) comes to the function that has torch's name
 # at that time, also where a watched run replaced it: what the library calls counts as the body's, which goes eager.
 without_function_modes: Callable[[], contextlib.AbstractContextManager[Any]] = getattr(
@@ -232,7 +226,7 @@ without_function_modes: Callable[[], contextlib.AbstractContextManager[Any]] = g
 
 def without_modes() -> contextlib.AbstractContextManager[Any]:
     """No dispatch mode is in force in the block. Without torch's name for that, none sees an operator there."""
-    leave_out = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
+    leave_out = getattr(_python_dispatch, "_disable_current_modes", None)
     found: contextlib.AbstractContextManager[Any] = unseen() if leave_out is None else leave_out()
     return found
 

@@ -6,12 +6,14 @@ import contextlib
 import functools
 import re
 import sys
+import threading
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from capture.core.interrupts import let_through, suppress
+from capture.torch_private import operator_watch
 from capture.torch_private.monkeypatch import put_again, replaced, set_aside
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
@@ -59,12 +61,17 @@ def originals_while_compiling(begun: list[None]) -> Iterator[None]:
     more of what is compiled later runs eagerly.
     """
     hide_from_compiler()
+    thread, unwatched = threading.get_ident(), operator_watch.hidden()
 
     def begin(_: Any) -> None:
         begun.append(None)
         set_aside()
+        if threading.get_ident() == thread:
+            unwatched.__enter__()
 
     def end(_: Any) -> None:
+        if threading.get_ident() == thread:
+            unwatched.__exit__()
         put_again()
 
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
@@ -80,6 +87,14 @@ def originals_while_compiling(begun: list[None]) -> Iterator[None]:
         for remove, callback in zip(removes, (begin, end), strict=True):
             with contextlib.suppress(ValueError):  # all callbacks were cleared meanwhile
                 remove(callback)
+
+
+def begin_compiled() -> Collection[types.CodeType]:
+    """The code of Dynamo that goes around each function that it compiles, and calls it. Empty where torch has another
+    name for what makes it: compiled code is compiled again then, in a run that is watched."""
+    context = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_TorchDynamoContext", object)
+    made_by = getattr(vars(context).get("__call__"), "__code__", None)
+    return [one for one in getattr(made_by, "co_consts", ()) if type(one) is types.CodeType]
 
 
 def names_in_guards(code: types.CodeType) -> frozenset[str] | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from capture.core.interrupts import let_through
-from capture.torch_private import capabilities, monkeypatch
+from capture.torch_private import capabilities, monkeypatch, operator_watch
 
 _modes: Any = sys.modules.get("torch.utils._python_dispatch")
 _FLAGS = tuple(
@@ -33,11 +33,12 @@ _LIBRARY = __name__.partition(".")[0]
 class Surroundings:
     """The surroundings as they are now."""
 
-    __slots__ = ("_cache", "_flags", "_grad", "_inference", "_modes", "_replaced")
+    __slots__ = ("_cache", "_flags", "_grad", "_inference", "_modes", "_replaced", "_watch")
 
     def __init__(self) -> None:
         self._replaced = monkeypatch.num_replaced()
         self._modes = capabilities.dispatch_mode_depth()
+        self._watch = operator_watch.state()
         self._flags = tuple([getattr(_modes, name) for name in _FLAGS])
         self._cache = torch.is_autocast_cache_enabled()
         self._inference = torch.is_inference_mode_enabled()
@@ -54,6 +55,7 @@ class Surroundings:
     def put_back(self, error: BaseException | None = None) -> None:
         """``error``: what ended the run; blocks that it left open hang on its frames."""
         monkeypatch.put_back(self._replaced)
+        operator_watch.put_state(self._watch)
         while _pop is not None and capabilities.dispatch_mode_depth() > self._modes:
             _pop(None)  # by whatever key; torch 2.13 takes nothing for no argument at all
         if tuple([getattr(_modes, name) for name in _FLAGS]) != self._flags:

@@ -34,6 +34,7 @@ from capture.engines.base import Backend, Block, Pool
 from capture.native import native, seen
 from capture.state import body_run
 from capture.torch_private.capabilities import dispatch_mode_depth
+from capture.torch_private.operator_watch import is_on
 from capture.tree import pins as _pins
 from capture.tree import step
 from capture.tree.liveness import StorageWatch, hold
@@ -124,7 +125,7 @@ class Tree:
         node.keep_parts()  # who let it go keeps them no more
         self.buried.append(node)
         calls = body_run.current() is not None or native.is_on_the_way()
-        busy = calls or self.recording or dispatch_mode_depth() or self.backend.in_capture()
+        busy = calls or self.recording or dispatch_mode_depth() or is_on() or self.backend.in_capture()
         if threading.get_ident() == self.thread and not busy:
             self.sweep()
 

@@ -24,14 +24,6 @@ from tests.support.device import DEVICE, rng_state, use_device
 SAMPLES, CALLS = 2, 4  # samples of each dtype; calls: watched, recorded, then replays (with gradients two are watched)
 DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
 NO_VALUES = ("empty", "new_empty")
-OTHER_WAY = {
-    "cumprod", "linalg_cond", "linalg_eigvalsh", "linalg_matrix_norm", "linalg_norm", "linalg_svdvals", "linalg_vander",
-    "masked_cumprod", "masked_prod", "matmul", "__rmatmul__", "norm_nuc", "prod",
-}  # fmt: skip
-"""torch computes these, or their gradients, in another way, to the last bits, while any dispatch mode is on
-(``docs/limits.md``)."""
-OTHER_STRIDES = {"ormqr"}
-"""Operators whose gradients have other strides while a dispatch mode is on."""
 UNSTEADY = {"linalg_lstsq", "linalg_lstsq_grad_oriented"}
 """Operators of which eager's last bits depend on memory addresses, too (LAPACK's ``gelsy``)."""
 Body = Callable[..., Any]
@@ -147,7 +139,7 @@ def difference(mine: Any, theirs: Any, op: Any, *, closely: bool = False) -> str
         return f"{my_structure} instead of {their_structure}"
     for a, b in zip(my_leaves, their_leaves, strict=True):
         if isinstance(a, Tensor) and isinstance(b, Tensor):
-            difference_here = _difference(a, b, op, closely=closely or op.formatted_name in OTHER_WAY | UNSTEADY)
+            difference_here = _difference(a, b, op, closely=closely or op.formatted_name in UNSTEADY)
         else:
             difference_here = (
                 None if type(a) is type(b) and (a == b or (a != a and b != b)) else f"{a!r} instead of {b!r}"
@@ -164,7 +156,7 @@ def _difference(a: Tensor, b: Tensor, op: Any, *, closely: bool) -> str | None:
         return None  # calls with these run eagerly
     if not a.numel():
         return None
-    if a.stride() != b.stride() and a.numel() > 1 and op.formatted_name not in OTHER_STRIDES:
+    if a.stride() != b.stride() and a.numel() > 1:
         return f"strides {a.stride()} instead of {b.stride()}"
     if a.is_conj() != b.is_conj():
         return "conjugated lazily in one of them"
