@@ -24,6 +24,7 @@ from capture.observe import operator_schema, returned_value, source_location
 from capture.observe.break_notes import BreakNotes
 from capture.observe.host_values import Arrays
 from capture.observe.operator_schema import (
+    CALLS_OTHERS,
     TENSORS,
     OperatorTraits,
     breaks,
@@ -41,7 +42,7 @@ from capture.observe.operator_schema import (
 from capture.observe.trace import Produced, Reshaped, RunTrace, scalars_of
 from capture.torch_private.capabilities import autocast_inside, generator_id
 from capture.torch_private.generators import default_generator
-from capture.torch_private.operators import is_higher_order, resolving_conjugates
+from capture.torch_private.operators import is_higher_order, kernel_of_others, resolving_conjugates
 from capture.torch_private.subclasses import is_wrapper, only_shapes
 
 _NOTHING = contextlib.nullcontext()
@@ -177,9 +178,9 @@ class ObserveMode(BreakNotes):
             op_traits = traits(op)
         if op_traits.unseen or self.looks_away or only_shapes():
             return op(*args, **kwargs)
-        if op_traits.composite is not None and torch.is_inference_mode_enabled():
-            with self:  # elsewhere torch opens it before a mode sees it
-                return op_traits.composite(*args, **kwargs)
+        if (opened := _opened(op, op_traits)) is not None:
+            with self, autocast_inside(self._casting(op_traits)):
+                return opened(*args, **kwargs)
         self._at, inputs = None, tensors_in(args, kwargs)
         storages, devices = list(map(storage_of, inputs)), {tensor.device for tensor in inputs}
         if self._arrays.known or self._borrowed.known:
@@ -226,11 +227,19 @@ class ObserveMode(BreakNotes):
         trace.lines.append(self._line())
         return result
 
+    def _casting(self, op: OperatorTraits) -> list[str]:
+        """Device types for which autocast is on that the operator casts for inside."""
+        return [kind for kind in op.casts_inside if self.autocast.get(kind)]
+
     def _execute(
         self, op: Any, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_complex: bool
     ) -> Any:
         """Run the operator as it runs without a mode."""
-        casting = [kind for kind in op_traits.casts_inside if self.autocast.get(kind)] if op_traits.casts_inside else ()
+        casting = self._casting(op_traits)
+        if op_traits.casts_inside and casting != [
+            kind for kind in op_traits.casts_inside if kind in self.autocast_around
+        ]:
+            self.note_unsafe(f"{op_traits.name} under another autocast than its caller's")
         versions = _versions_of_lists(op_traits, args, kwargs)
         if not (is_complex or casting):
             result = self.execute(op, args, kwargs)
@@ -445,6 +454,14 @@ class ObserveMode(BreakNotes):
         if op.base.startswith(_MAKES_BLANK) and tensor.numel():
             self.blank[id(storage)] = weakref.ref(storage)
         return True
+
+
+def _opened(op: Any, op_traits: OperatorTraits) -> Callable[..., Any] | None:
+    """What runs the operators that this one is made of, where those are recorded in its place."""
+    if op_traits.base in CALLS_OTHERS:
+        return kernel_of_others(op)
+    # elsewhere torch opens such an operator before it is seen
+    return op_traits.composite if torch.is_inference_mode_enabled() else None
 
 
 def _note_form(trace: RunTrace, op: OperatorTraits, inputs: list[torch.Tensor], outs: list[torch.Tensor]) -> None:

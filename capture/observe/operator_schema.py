@@ -42,6 +42,9 @@ _CASTING_INSIDE: dict[str, tuple[str, ...]] = {
     "_native_multi_head_attention": AUTOCAST_TYPES,
     "run_package": AUTOCAST_TYPES,
 }
+CALLS_OTHERS = frozenset({"_trilinear"})
+"""Those of them that compute nothing themselves: the operators that they call are recorded in their place. A replay
+runs in the caller's autocast, which may be another than the body's."""
 _TRUSTED = frozenset({"aten", "prims", "prim", *NAMESPACES})
 RUNS_PACKAGE = "capture::run_package"
 """Runs code that nothing tells of, so it runs again even where it makes nothing."""
@@ -122,6 +125,7 @@ def looked_up(op: Operator) -> Known:
             or op_traits.unseen
             or op_traits.indexes
             or op_traits.lifts
+            or op_traits.casts_inside
         )
         if op_traits.plain and not special and op_traits.composite is None:
             readers[id(op)] = op_traits.name, run, op_traits.view

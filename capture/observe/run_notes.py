@@ -23,7 +23,7 @@ from capture.observe.released_gradients import ReleasedGradients, keep
 from capture.observe.trace import External, Produced
 from capture.state.snapshot import Snapshot
 from capture.torch_private.capabilities import generator_id
-from capture.torch_private.devices import captures_kernels, may_wait
+from capture.torch_private.devices import AUTOCAST_TYPES, captures_kernels, may_wait
 from capture.torch_private.generators import default_generators, was_drawn
 from capture.torch_private.subclasses import unseen
 from capture.torch_private.threads import others_may_run
@@ -112,6 +112,8 @@ class RunNotes(HigherOrderMode):
         """Storages by ``id`` that the body made and no operator has written so far."""
         self.uses_blank = False
         """The body read such memory, or left it: operators of torch that are made of others may write it themselves."""
+        self.autocast_around: frozenset[str] = frozenset()
+        """Device types for which it was on when the run began, as it is in a replay."""
         self.autocast: dict[str, bool] = {}
         """Device types for which autocast is on in the body; inside the mode torch answers no."""
 
@@ -130,6 +132,7 @@ class RunNotes(HigherOrderMode):
             self._drawn[generator_id(generator)] = (generator, generator.get_state())
         self._began, self._has_others = time.monotonic(), others_may_run()
         self._modes = ambient()
+        self.autocast_around = frozenset([kind for kind in AUTOCAST_TYPES if torch.is_autocast_enabled(kind)])
 
     def end(self) -> None:
         """The run is over. A generator that stands elsewhere than its draws left it was seeded or set by the body."""

@@ -206,6 +206,8 @@ def autocast_inside(kinds: Sequence[str]) -> Any:
     would compute in another precision than eagerly. ``kinds``: device types for which autocast is on. Without these
     names: nothing.
     """
+    if not kinds:
+        return contextlib.nullcontext()
     try:
         keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{kinds[0].upper()}"))
         for kind in kinds[1:]:

@@ -42,6 +42,19 @@ def composite(op: Any) -> Callable[..., Any] | None:
         return None
 
 
+def kernel_of_others(op: Any) -> Callable[..., Any] | None:
+    """The kernel of an operator that does nothing but call others, on every device; None without torch's names."""
+    try:
+        keys = torch._C.DispatchKey
+        for key in (keys.CompositeExplicitAutogradNonFunctional, keys.CompositeExplicitAutograd):
+            if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key):
+                return functools.partial(op._op_dk, key)
+        return None
+    except (AttributeError, RuntimeError, TypeError) as error:  # pragma: no cover - torch without these names
+        let_through(error)
+        return None
+
+
 def resolving_conjugates() -> contextlib.AbstractContextManager[None]:
     """In the handler of a mode: what an operator itself calls gets conjugates as eager gives them, resolved. Else
     ``pinv`` and ``lstsq`` give wrong complex numbers under any mode (2.11, 2.13), as they do without these names."""

@@ -313,6 +313,34 @@ def test_autocast_reaches_inside_operators(
             assert result_of(captured, args) == result_of(twin, args), seed
 
 
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("name", ["bilinear", "encoder-layer", "attention"])
+def test_operators_cast_as_the_body_has_autocast_and_not_as_its_caller(
+    name: str, gradients: bool, around: bool
+) -> None:  # fmt: skip
+    torch.manual_seed(0)
+    nets: dict[str, Callable[[], nn.Module]] = {
+        "bilinear": lambda: nn.Bilinear(8, 8, 5),
+        "encoder-layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(),
+        "attention": lambda: nn.MultiheadAttention(8, 2, batch_first=True).eval(),
+    }
+    net = nets[name]().to(DEVICE)
+    num = {"bilinear": 2, "encoder-layer": 1, "attention": 3}[name]
+
+    def body(*args: Tensor) -> Any:
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=not around):
+            return net(*args)
+
+    captured = capture(body)
+    for seed in range(6):
+        args = [x_of(seed + index, 2, 3, 8) for index in range(num)]
+        with torch.set_grad_enabled(gradients), torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=around):
+            assert bits(captured(*args)) == bits(body(*args)), seed
+    assert recordings(captured).replays or name != "bilinear"
+
+
 def result_of(net: nn.Module, args: Sequence[Tensor]) -> Any:
     """Bits, or the error: an LSTM has no bfloat16 on a CPU without such instructions."""
     try:
