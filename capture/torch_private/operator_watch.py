@@ -4,7 +4,8 @@ A dispatch mode stands at the same place, but composite operators ask whether on
 plain eager: the gradient of ``prod`` reads nothing on the host, ``svdvals`` computes vectors. Their bits are others. So
 the watch is a fallback kernel for the key, which this module registers once; a thread comes to it only where the key is
 switched on in the thread. What torch calls in its own threads for that thread (backward passes) has the key, too, and
-finds the watch among what torch hands to those. Without one of these names a watch is a dispatch mode.
+finds the watch among what torch hands to those. Without one of these names a watch is a dispatch mode, and where the
+key is above modes, as in torch 2.11.
 
 Sources: ``c10/core/DispatchKey.h``, ``torch/library.py``, ``aten/src/ATen/ThreadLocalState.h``.
 """
@@ -70,11 +71,13 @@ class _Names:
 def _found() -> _Names | None:
     c = torch._C
     try:
+        key, python = c._dispatch_key_parse(_UNUSED), c.DispatchKey.Python
+        if key.value > python.value:  # as in torch 2.11: modes and subclasses would come after the watch
+            return None
         return _Names(
             c._dispatch_tls_set_dispatch_key_included, c._dispatch_tls_set_dispatch_key_excluded,
             c._dispatch_tls_is_dispatch_key_included, c._dispatch_tls_is_dispatch_key_excluded,
-            c._stash_obj_in_tls, c._is_key_in_tls, c._get_obj_in_tls,
-            c._dispatch_key_parse(_UNUSED), c.DispatchKey.Python,
+            c._stash_obj_in_tls, c._is_key_in_tls, c._get_obj_in_tls, key, python,
         )  # fmt: skip
     except (AttributeError, RuntimeError) as error:
         let_through(error)

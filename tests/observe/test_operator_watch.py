@@ -52,6 +52,7 @@ OTHER_UNDER_A_MODE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.skipif(not operator_watch.has_key, reason="under a mode torch calls other operators")
 @pytest.mark.parametrize("name", OTHER_UNDER_A_MODE)
 def test_composite_operators_have_eagers_bits_in_every_call(name: str) -> None:
     if DEVICE.type != "cpu" and "values" in name:
@@ -92,11 +93,14 @@ MAKERS: dict[str, Callable[[Tensor], Any]] = {
     "copy": lambda x: copy.copy(nn.Parameter(x.detach())),
     "new module": lambda x: nn.Linear(2, 2).weight,
     "converted module": lambda x: nn.Linear(2, 2).double().weight,
-    "lazy module": lambda x: nn.LazyLinear(3)(torch.ones(2, 4)),
     "loaded": lambda x: _loaded(),
     "fake": lambda x: torch._subclasses.FakeTensorMode().from_tensor(x).shape,
     "computed in shapes": lambda x: fake_sum(x),
 }
+
+
+if operator_watch.has_key:  # under a mode torch 2.11 raises an error there
+    MAKERS["lazy module"] = lambda x: nn.LazyLinear(3)(torch.ones(2, 4))
 
 
 def fake_sum(x: Tensor) -> Any:
@@ -183,6 +187,7 @@ def test_operators_in_torchs_own_threads_are_seen() -> None:
     assert x.grad is not None
 
 
+@pytest.mark.skipif(not operator_watch.has_key, reason="a mode is left out by torch's own blocks")
 def test_blocks_in_which_nothing_is_seen() -> None:
     with Seeing() as watch:
         assert is_on()
@@ -246,8 +251,9 @@ def test_without_the_key_a_watch_is_a_mode() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_this_torch_has_the_key() -> None:
-    assert operator_watch.has_key
+def test_this_torch_has_the_key_if_it_is_below_modes() -> None:
+    key, python = torch._C._dispatch_key_parse("Fake"), torch._C.DispatchKey.Python
+    assert operator_watch.has_key == (key.value < python.value)
 
 
 UNWRITTEN: dict[str, Callable[[Tensor], Any]] = {
