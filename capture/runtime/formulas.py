@@ -59,7 +59,12 @@ def read_as(give: Callable[[int, Any], Any]) -> Iterator[None]:
         return give(before, value) if type(value) in _NUMBERS else value
 
     def as_float(tensor: torch.Tensor) -> float:
-        return float(plain_of(read(tensor))) if tensor.numel() == 1 and not tensor.is_complex() else own_float(tensor)
+        if tensor.numel() != 1 or tensor.is_complex():
+            return own_float(tensor)
+        value = read(tensor)
+        if isinstance(value, Noted):  # nobody sees what becomes of a plain one: users' modules have another ``float``
+            value.noting.is_read = True
+        return float(plain_of(value))
 
     own_float: Callable[[torch.Tensor], float] = torch.Tensor.__float__
     with replaced(torch.Tensor, {"item": read, "__float__": as_float}):

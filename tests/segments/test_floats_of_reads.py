@@ -193,3 +193,25 @@ def test_no_module_keeps_the_other_float() -> None:
     both(program(an_average), lambda number: (data(number),))
     assert "float" not in globals()
     assert "float" not in vars(math)
+
+
+ANOTHER_NAME = """
+plain = {"of": float}
+
+
+def body(s, x):
+    mean = plain["of"](x.mean())
+    return x * 2, (mean if mean > 0 else 0) // 0.5
+"""
+
+
+def test_pythons_own_float_by_another_name() -> None:
+    """Nobody sees what becomes of what it gives, so no formula has it: most means here are below a half."""
+    own = types.ModuleType("tests.segments.own_name")
+    exec(ANOTHER_NAME, vars(own))  # noqa: S102 - code of a user
+    scales = [0.1, -0.1, 0.2, 0.1, -0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.7, 1.3]
+
+    def arguments(number: int) -> tuple[Tensor]:
+        return (torch.full((4,), scales[number % len(scales)] + number / 1000),)
+
+    both(program(vars(own)["body"]), arguments)
