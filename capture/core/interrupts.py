@@ -4,14 +4,17 @@ raised."""
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 
 # the C module: Python's ``signal`` wraps each result in an enumeration, which takes 30 times as long
 from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
+from types import FrameType
 from typing import Any
 
 from typing_extensions import override
 
+_LIBRARY = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
@@ -34,6 +37,39 @@ def let_through(error: BaseException) -> None:
     """Raise it again where a signal handler raised it: for what treats errors of another kind as an answer."""
     if is_interrupt(error):
         raise error
+
+
+def let_go_of_frames(error: BaseException) -> None:
+    """Have frames of this library that the error has passed forget their variables, as it leaves the library.
+
+    Some of them have the error itself, so that the cycle would wait for the garbage collector, and with it outputs and
+    tensors of a recording that came to nothing: eager code frees its own at once. The lines stay in the traceback."""
+    pending: list[BaseException | None] = [error]
+    seen = set[int]()
+    while pending:
+        one = pending.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        pending += [one.__cause__, one.__context__]
+        passed = one.__traceback__
+        while passed is not None:
+            _clear(passed.tb_frame, seen)
+            passed = passed.tb_next
+
+
+def _clear(frame: FrameType | None, seen: set[int]) -> None:
+    """Clear a frame and its callers, up to one that is not over. An error that was put off is raised further out, so
+    that its traceback lacks some of them."""
+    while frame is not None and id(frame) not in seen:
+        seen.add(id(frame))
+        if frame.f_code.co_filename.startswith(_LIBRARY):
+            try:
+                frame.clear()
+            except RuntimeError as running:
+                let_through(running)
+                return
+        frame = frame.f_back
 
 
 class suppress(contextlib.suppress):

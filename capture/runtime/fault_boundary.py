@@ -8,7 +8,7 @@ from typing import Any
 
 from capture.core.config import current as current_config
 from capture.core.errors import CaptureBug, CaptureError, UncapturableError
-from capture.core.interrupts import is_interrupt, let_through
+from capture.core.interrupts import is_interrupt, let_go_of_frames, let_through
 from capture.observe import islands
 from capture.observe.capture_lock import BusyError
 from capture.rules.compile_plan import compile_plan
@@ -33,6 +33,9 @@ def guarded(captured: Captured, values: Values, step: Callable[..., Any], *rest:
     run = BodyRun(begun=payoff.clock())
     try:
         return _told_apart(captured, values, run, step, *rest)
+    except BaseException as error:
+        let_go_of_frames(error)
+        raise
     finally:
         islands.settle(run)
         run.error = run.watched = None  # an error has this frame: what the body held is to go with the error

@@ -235,12 +235,16 @@ def _found(
     if not numbers.differ(watched.values(then), watched.values(now)):
         return "what Python computes of them is equal for both values"
     given = NumbersToLift(tuple(then), now, watched.values, again, watched.holds)
+    if not tree.may_record(captured.log):
+        return "its pool was given up"
     try:
         numbers_or_reason: LiftedNumbers | str = locked(tree.backend.lift, first, second, given)
     finally:
-        if tree.recording:
+        captures = tree.recording
+        if captures:
             tree.recording, tree.pool_is_at = False, None
-            tree.put_away(captured.log, "a further capture")
+    if captures:
+        tree.put_away(captured.log, "a further capture")
     if isinstance(numbers_or_reason, str):
         return numbers_or_reason
     reached = frozenset[int]().union(*(watched.formulas[at].origins() for at in numbers_or_reason.used))

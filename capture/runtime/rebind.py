@@ -239,12 +239,14 @@ def _learn(
 ) -> Refusal | None:  # fmt: skip
     assert node.recording is not None
     call = captured.call(values, leaves, entry)
+    if not tree.may_record(captured.log):
+        return Refusal("its pool was given up", lasting=False)
     tree.recording = True
     try:
         refusal = locked(_calibrate, captured, entry, node, call, tree, moves, others)
     finally:
         tree.recording, tree.pool_is_at = False, None
-        tree.put_away(captured.log, "a second capture")
+    tree.put_away(captured.log, "a second capture")
     return refusal
 
 

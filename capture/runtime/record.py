@@ -68,7 +68,7 @@ def _attempted(attempt: record_failure.Attempt, entry: Entry, pattern: Pattern) 
         locked(tree.make_room, captured.log)
     with rank_agreement.exchange(captured, entry) as exchange:
         reply = _record(captured, entry, call, tree, pattern, exchange, undo=attempt.undo)
-    attempt.end(is_done=reply.verdict is Verdict.DONE)
+    attempt.end(reply)
     return reply
 
 

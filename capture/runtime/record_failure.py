@@ -65,11 +65,13 @@ class Attempt:
             return False
         return islands.has_answers(run) or (self.is_undone and self.communicates)
 
-    def end(self, *, is_done: bool) -> None:
+    def end(self, reply: Reply) -> None:
         """Everything that the attempt changed is restored or kept, apart from what is beside it."""
+        is_done = reply.verdict is Verdict.DONE
         self.tree.recording = False
         self.call.forget_run()  # its snapshot has the parked gradients: what nobody else has need not come back
-        self.tree.put_away(self.captured.log, "a failed recording")
+        if reply.interrupt is None:  # else its frames hold what the body made, and the next recording looks
+            self.tree.put_away(self.captured.log, "a failed recording")
         if not is_done:  # before the parked gradients come back: the two together would be the most ever used
             locked(self.tree.give_back_empty, self.captured.log)
         self.parked.settle()
@@ -77,7 +79,8 @@ class Attempt:
 
     def mend(self, errors: list[BaseException]) -> None:
         """Something ended it. What the body did stays, where its operators ran, and the pool is given up with all
-        that lies in it: whoever keeps a tensor there keeps its memory, too. May be called again."""
+        that lies in it: whoever keeps a tensor there keeps its memory, too. Where they were only captured, all other
+        recordings stay, and the next one looks at the pool. May be called again."""
         run = body_run.current()
         if run is not None and run.error is errors[0]:  # which put back what was ours, and left what was the body's
             self.around.note_grad_mode()
@@ -88,10 +91,9 @@ class Attempt:
             self.communicates = self.communicates or bool(watched.watch.trace.collectives)
             self.is_undone = watched.has_begun and not executes
             self._settle(watched, stands=executes and not self.undo)
-            self.tree.retire()
+            if executes:
+                self.tree.retire()
         self.parked.settle()
-        if not self.has_ended and (watched is None or watched.is_settled):
-            self.tree.put_away(self.captured.log, "a failed recording")
 
     def _settle(self, watched: ObservedRun, *, stands: bool) -> None:
         recorded = Recorded(watched, None, None)

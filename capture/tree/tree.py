@@ -429,7 +429,12 @@ class Tree:
 
     def may_record(self, log: Log) -> bool:
         """Whether the next recording can keep out of the memory that somebody holds. False: it cannot, and the pool was
-        given up."""
+        given up.
+
+        Asked before a recording, not after one that was stopped: until its exception is gone, frames hold what the body
+        made. Replays go on meanwhile: nobody may use what a capture that never ran would have written."""
+        if not self.put_away(log, "a stopped recording"):
+            return False
         if self.pool.can_restore(self._layout(), [block for block, _ in self.live_blocks()]):
             return True
         log.add("drop", "memory that was lent is kept: the pool is given up")

@@ -5,10 +5,12 @@ it is stopped, and all that follows equals eager. ``make fuzz-faults`` stops cal
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import signal
 import time
+import weakref
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -373,8 +375,9 @@ _ENDS = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, Stopped])
 def test_stopped_while_an_operator_raises_in_a_replay(error: type[BaseException]) -> None:
-    """Other threads may record after that: the lock of captures is free."""
-    words, table = torch.tensor([1, 2]), torch.arange(20.0).view(5, 4)
+    """Other threads may record after that: the lock of captures is free. On the CPU: a kernel of a device ends all
+    work of the process where an index is out of range."""
+    words, table = torch.tensor([1, 2], device="cpu"), torch.arange(20.0, device="cpu").view(5, 4)
 
     def lookup(at: Tensor) -> Tensor:
         try:
@@ -387,7 +390,7 @@ def test_stopped_while_an_operator_raises_in_a_replay(error: type[BaseException]
         for _ in range(3):
             f(words)
         with contextlib.suppress(error), (stopping := kind(at, error, lines=True, by_signal=error is not Stopped)):
-            assert torch.equal(f(torch.tensor([1, 9])), table * 3)
+            assert torch.equal(f(torch.tensor([1, 9], device="cpu")), table * 3)
         assert not capture_lock._is_owned(), stopping.where
         assert torch.equal(f(words), lookup(words))
         return stopping
@@ -399,3 +402,33 @@ def test_stopped_while_an_operator_raises_in_a_replay(error: type[BaseException]
     assert places
     for at in places:
         may_be_stopped(at)
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("lines", [False, True])
+@pytest.mark.parametrize("call", [2, 3, 4])
+def test_an_exception_goes_without_the_collector(call: int, lines: bool) -> None:
+    """It has the frames that it passed. Of eager code nothing outlives it, so a recording's outputs must not."""
+
+    def stopped(at: int) -> tuple[Stopping, bool]:
+        f, x = capture(lambda x: (torch.relu(x * 2) + 1, x.sum())), torch.randn(8, 4)
+        for _ in range(call):
+            f(x)
+        raised = None
+        try:
+            with Stopping(at, Stopped, lines=lines, by_signal=True, below=False) as stopping:
+                f(x)
+        except Stopped as error:
+            raised = weakref.ref(error)
+        return stopping, raised is not None and raised() is not None
+
+    gc.collect()
+    gc.disable()
+    try:
+        stopped(-1)
+        count = stopped(-1)[0].count
+        outcomes = [stopped(at) for at in range(1, count + 1, max(count // 40, 1))]
+    finally:
+        gc.enable()
+    assert not [stopping.where for stopping, is_left in outcomes if is_left]

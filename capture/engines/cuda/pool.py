@@ -83,7 +83,7 @@ class CudaPool:
         self._capture_stream: CaptureStream | None = None
         self.id = torch.cuda.graph_pool_handle()
         self._anchors: list[torch.cuda.CUDAGraph] = []
-        self._taken: frozenset[Address] = frozenset()
+        self._taken = set[Address]()
         self._outputs: list[tuple[Address, Address]] = []
         self._segments: list[tuple[Address, Address]] = []
         self._known = native.AddressRanges([])
@@ -173,12 +173,12 @@ class CudaPool:
         if not self.shared:
             self.id = torch.cuda.graph_pool_handle()
             return
-        wanted = frozenset(block.address for block, _ in live)
+        wanted = {block.address for block, _ in live}
         self._outputs = [(block.address, block.address + block.nbytes) for block, _ in live]
         if layout is not None:
+            self._taken = set(layout.taken)  # first: a signal's exception may come as soon as torch has done it
             cuda.set_pool_state(self.index, layout.state)
-            for address in layout.taken - wanted:
-                cuda.free_block(address)
+            self._free(layout.taken - wanted)
         self._taken = wanted
 
     def close_recording(self, kept: Sequence[torch.UntypedStorage]) -> PoolLayout | None:
@@ -192,10 +192,10 @@ class CudaPool:
             self._known = native.AddressRanges(bounds_of(self._segments))
             return PoolLayout(None, frozenset())
         taken = self._taken | {storage.data_ptr() for storage in kept if storage.nbytes()}
-        if not self._holds(taken):
+        if not self._holds(frozenset(taken)):
             return None
         try:
-            layout = PoolLayout(cuda.pool_state(self.index, self.id), taken)
+            layout = PoolLayout(cuda.pool_state(self.index, self.id), frozenset(taken))
         except RuntimeError as error:  # a block that waits for another stream is never freed here
             self.is_broken = True
             let_through(error)
@@ -248,9 +248,16 @@ class CudaPool:
         self.is_capturing, self._grew, self.ranges = False, True, None
 
     def _free_taken(self) -> None:
-        for address in self._taken:
-            cuda.free_block(address)
-        self._taken = frozenset()
+        self._free(tuple(self._taken))
+
+    def _free(self, addresses: Iterable[Address]) -> None:
+        """May be stopped between any two: what is no longer noted as taken is not freed again."""
+        for address in addresses:
+            self._taken.discard(address)
+            try:
+                cuda.free_block(address)
+            except RuntimeError as error:  # torch had not taken it yet
+                let_through(error)
 
     def is_taken(self, address: Address) -> bool:
         """Whether a live output of the path that is recorded below begins here."""
@@ -278,9 +285,10 @@ class CudaPool:
         return None if cuda.current_device() == self.index else torch.cuda.device(self.index)
 
     def is_tidy(self) -> bool:
-        """Whether nothing is taken, as it must be between recordings."""
+        """Whether nothing is taken, as it must be between recordings. What a stopped one took is given back first."""
         if self.is_broken:
             return False
+        self._free_taken()
         return not self.shared or not self._anchors or self._holds(frozenset())
 
     def _holds(self, addresses: frozenset[Address]) -> bool:
