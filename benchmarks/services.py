@@ -141,7 +141,7 @@ def _not_replayed(f: Any, call: Callable[[], Any]) -> str:
     if after.replays > before.replays:
         return ""
     events = after.events[len(after.events) - max(_new_events(before, after), 1) :]
-    told = ", then ".join(f"{event.kind}: {event.detail:.80}" for event in events[-3:])
+    told = ", then ".join(f"{event.kind}: {event.detail:.60}" for event in events[-9:])
     why = [f"{finding.code} {finding.what:.120}" for finding in after.findings if finding.severity >= Severity.EAGER]
     return "; ".join([f"{after.function}: {told}", *why[-1:] * (events[-1].kind == "eager")])
 
