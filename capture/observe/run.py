@@ -27,6 +27,7 @@ from capture.native import native
 from capture.observe import host_draws, islands, shared_casts, source_location, written_lines
 from capture.observe.aoti_packages import packages
 from capture.observe.dispatch_mode import ObserveMode
+from capture.observe.probes.array_indices import array_indices
 from capture.observe.probes.device_constants import constants_on_host
 from capture.observe.probes.host_reads import (
     autocast_switches,
@@ -244,6 +245,7 @@ def _run_watched(
             own_autocast_cache(quietly(watched.keep_casts)),
             host_reads(note_sync, watch.read_on_host, exported, quietly(watch.note_resized)),
             _around(call, watch),
+            array_indices() if watch.arrays_given else contextlib.nullcontext(),
             call.optimizers.steps_apart(run_island),
             unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs),
             graph_uses(quietly(watch.note_hook), quietly(watch.note_checkpoint)),

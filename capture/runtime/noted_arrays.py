@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
-
-import torch
 
 from capture.core.data import define
 from capture.key.array_inputs import numpy
 from capture.key.packages import is_library, package_of
+from capture.observe.probes.array_indices import array_indices
 from capture.state.code_run import CodeRun
-from capture.torch_private.monkeypatch import replaced
 
 _OF_THE_KEY = frozenset({"shape", "dtype", "ndim", "size", "nbytes", "itemsize", "__class__", "__array_finalize__",
                          "__array_priority__", "__dict__", "noting", "__len__"})  # fmt: skip
@@ -125,28 +122,10 @@ def noted(array: Any, noting: Noting) -> Any:
     return made
 
 
-@contextmanager
-def as_indices() -> Iterator[None]:
-    """In the block tensors take noted arrays as indices, of which nothing is noted: torch makes a tensor of each. Of an
-    array of fewer than 32 members it asks for the members, too, and looks at nothing but what they are."""
-
-    def get(self: torch.Tensor, index: Any) -> Any:
-        return get_item(self, _as_index(index))
-
-    def put(self: torch.Tensor, index: Any, value: Any) -> None:
-        set_item(self, _as_index(index), value)
-
-    get_item, set_item = torch.Tensor.__getitem__, torch.Tensor.__setitem__
-    with replaced(torch.Tensor, {"__getitem__": get, "__setitem__": put}):
-        yield
-
-
-def _as_index(index: Any) -> Any:
-    """A list of arrays is not one that torch makes tensors on, and of one number without dimensions it takes the
-    value."""
-    if type(index) is tuple:
-        return tuple(map(_plain_index, index))
-    return _plain_index(index)
+def as_indices() -> AbstractContextManager[None]:
+    """In the block tensors take noted arrays as indices, of which nothing is noted: torch looks at nothing but what
+    they are."""
+    return array_indices(_plain_index)
 
 
 def _plain_index(index: Any) -> Any:

@@ -28,6 +28,8 @@ USES: dict[str, Callable[[Tensor, Array], Any]] = {
     "index": lambda x, at: x[at] * 2,
     "of a parameter": lambda x, at: nn.Parameter(x)[at] * 2,
     "part of one": lambda x, at: x[at[1:4]] + x[at[:3]],
+    "in two dimensions": lambda x, at: x[at.reshape(2, -1)] + x[at.reshape(-1, 2), 0].sum(),
+    "of 32 bits": lambda x, at: x[at.astype("int32")] * 2,
     "second of two": lambda x, at: x[:, at % 3],
     "two": lambda x, at: (x @ x.T)[at, at] + x[at, 0],
     "in a list": lambda x, at: (x @ x.T)[[at, at]],
