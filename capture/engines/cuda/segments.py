@@ -122,7 +122,7 @@ class SegmentedGraphs(CudaRecording):
         """See ``SegmentedRecording``."""
         del leaves
         result = self._breaks[number].operate()
-        return found(self._breaks[number].text, result)
+        return found(self.reads[number], result)
 
     def island(self, number: int, leaves: Sequence[Any]) -> IslandCall | None:
         """See ``SegmentedRecording``."""
