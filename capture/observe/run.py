@@ -245,7 +245,6 @@ def _run_watched(
             own_autocast_cache(quietly(watched.keep_casts)),
             host_reads(note_sync, watch.read_on_host, exported, quietly(watch.note_resized)),
             _around(call, watch),
-            array_indices() if watch.arrays_given else contextlib.nullcontext(),
             call.optimizers.steps_apart(run_island),
             unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs),
             graph_uses(quietly(watch.note_hook), quietly(watch.note_checkpoint)),
@@ -283,11 +282,12 @@ def _run_watched(
 
 @contextlib.contextmanager
 def _around(call: Call, watch: ObserveMode) -> Iterator[None]:
-    """What goes around a body that may write lines of text, and whose operators are seen."""
+    """What goes around a body that may write lines of text and index by arrays, and whose operators are seen."""
     # code that is noted tells where compiled code begins
     watch.by_mode = call.by_mode or (graphs_compiled() > 0 and not watch.notes_code)
     tells = telling(watch.thread, watch.end_before_trace) if call.is_tried else contextlib.nullcontext()
-    with printing(watch.thread, run_island), tells, operator_watch.helped():
+    indices = array_indices() if watch.arrays_given else contextlib.nullcontext()
+    with printing(watch.thread, run_island), tells, operator_watch.helped(), indices:
         yield
 
 
