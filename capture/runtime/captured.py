@@ -286,6 +286,10 @@ class Captured:
         if computed is not None and all(one.text() != computed.text() for one in self.computed):
             self.computed.append(computed)
 
+    def takes_last_of(self, reads: Sequence[str]) -> bool:
+        """Whether formulas take the last of these values that the host read: it need not come again."""
+        return self.decisions is not None and bool(self.decisions.takes(reads))
+
     def own_values(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The caller's, for those that a fast path was found by."""
         return self.under_way.get(threading.get_ident(), values) if self.under_way else values

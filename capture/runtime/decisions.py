@@ -43,7 +43,7 @@ from capture.engines.base import Number
 from capture.key.input_places import InputPlace, with_places
 from capture.observe.computed import Computed, Known, Variable, same, without_given
 from capture.observe.facts_builder import READ_ANEW
-from capture.observe.returned_value import RETURNED
+from capture.observe.returned_value import ASKED, RETURNED
 from capture.runtime.buckets import Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
@@ -185,6 +185,11 @@ class Decisions:
     def is_known(self, reads: tuple[str, ...]) -> bool:
         """Whether it was proven what the body leaves after these answers."""
         return any(one.branch()[: len(reads)] == reads for one in self.candidates())
+
+    def takes(self, reads: Sequence[str], *, asks: bool = False) -> bool:
+        """Whether formulas take the last of these values that the host read, so that it need not come again. ``asks``:
+        in a body that asks something of such values."""
+        return any(len(reads) - 1 in one.taken and (one.asked or not asks) for one in self.candidates())
 
     def covers(self, values: Values, facts: Facts) -> bool:
         """Whether it was shown what a run with these numbers does with them, which read this."""
@@ -505,11 +510,13 @@ def _takes_more_places(captured: Captured, entry: Entry, bound: Call, wanted: fr
 
 def proves_branch(captured: Captured, entry: Entry, bound: Call, reads: tuple[str, ...]) -> bool:
     """Prove what the body of an entry does after other answers of what it ``reads``. False where it does more, or where
-    answers stand for further numbers from now on."""
+    answers stand for further numbers from now on. Where those do not tell the answers, as the call was stopped before
+    the last of them, another branch may have been proven after the same reads."""
     decisions: Decisions | None = captured.decisions
     if decisions is None or entry.facts is None or calls_out(entry.facts):
         return False
-    if reads in entry.proven_branches and (decisions.is_known(reads) or not decisions.candidates()):
+    tells = reads[-1].startswith(ASKED)
+    if tells and reads in entry.proven_branches and (decisions.is_known(reads) or not decisions.candidates()):
         return True
     if decisions.calls_foreign:
         return False

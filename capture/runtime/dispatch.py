@@ -86,7 +86,7 @@ from capture.runtime.replay import Commit, replay, tell
 from capture.runtime.state_changes import after_move, finds_inputs, tells_apart
 from capture.runtime.training_region import finish
 from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict, done
-from capture.runtime.watched_call import observe_call, read_once_more, record_call
+from capture.runtime.watched_call import is_read_once_more, observe_call, read_once_more, record_call
 from capture.state import body_run
 from capture.state.body_run import BodyRun
 from capture.state.call import Call
@@ -443,7 +443,7 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
         return START_OVER
     if not arrays.hold(captured, entry, bound):
         return START_OVER
-    if not (entry.nodes or entry.has_read_again or tree.backend.executes_recording_runs):
+    if is_read_once_more(entry, executes=tree.backend.executes_recording_runs):
         return done(read_once_more(captured, entry, bound, tree))
     if entry.nodes:
         captured.log.counters.misses += 1
@@ -554,7 +554,9 @@ def _unread(
             return _came_to(captured, entry, sibling, stopped_replay, bound.values, bound.leaves, tree)
     captured.log.counters.misses += 1
     captured.log.add("miss", f"the host read {', '.join(reads)[-80:]}, for the first time")
-    if reads[-1].startswith(ASKED) and not decisions.proves_branch(captured, entry, bound, reads):
+    known = captured.decisions
+    asks = reads[-1].startswith(ASKED) or (known is not None and known.takes(reads, asks=True))
+    if asks and not decisions.proves_branch(captured, entry, bound, reads):
         entry.steadiness.note_stop(reads[-1], is_new=False)
         return done(run_eagerly(captured, bound, "more comes of a value than an answer"))
     branches_known = [branch for branch_reads, branch in entry.known_branches() if branch_reads[: len(reads)] == reads]

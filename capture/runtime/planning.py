@@ -328,7 +328,8 @@ def replace(captured: Captured, entry: Entry, refuted: Refuted) -> Phase:
         plan = compile_plan(captured.annotation, facts)
     entry.facts, entry.plan, entry.plan_is_new, entry.expected = facts, plan, True, None
     if refuted.is_branch:
-        entry.steadiness.note_stop(next(iter(facts.reads[-1:]), "[]"), is_new=True)
+        is_new = not captured.takes_last_of(facts.reads)
+        entry.steadiness.note_stop(next(iter(facts.reads[-1:]), "[]"), is_new=is_new)
         captured.note_findings(plan)
         return "ready" if any(plan.outcome == "record" for plan in entry.plans()) else "eager"
     entry.differing_runs += 1

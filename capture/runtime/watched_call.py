@@ -84,12 +84,17 @@ def plan_by(captured: Captured, entry: Entry, observed: planning.Observed) -> No
     entry.with_region(region)
 
 
+def is_read_once_more(entry: Entry, *, executes: bool) -> bool:
+    """Whether this call is watched, not recorded. ``executes``: a recording run of this engine does."""
+    return not (entry.nodes or entry.has_read_again or executes)
+
+
 def read_once_more(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     """Watch another run: to capture one that reads what no run read before, where a capture executes nothing, would
     have the body's Python run twice in this call."""
     result = observe_call(captured, entry, bound, tree)
     if entry.facts is not None and entry.facts.reads and not entry.has_read_again:
-        entry.steadiness.note_stop(entry.facts.reads[-1], is_new=True)
+        entry.steadiness.note_stop(entry.facts.reads[-1], is_new=not captured.takes_last_of(entry.facts.reads))
         if entry.steadiness.is_lost:
             give_up_reads(captured, entry, tree)
     return result
@@ -119,7 +124,8 @@ def record_call(captured: Captured, entry: Entry, bound: Call, tree: Tree, patte
         captured.log.counters.recorded_calls += 1
         return reply.result
     if reply.verdict is Verdict.OBSERVE and reply.refuted is not None:
-        entry.steadiness.note_stop(reply.refuted.facts.reads[-1], is_new=True)
+        reads = reply.refuted.facts.reads
+        entry.steadiness.note_stop(reads[-1], is_new=not captured.takes_last_of(reads))
         if entry.steadiness.is_lost:
             give_up_reads(captured, entry, tree)
             return run_eagerly(captured, bound, "what the host reads does not come again")

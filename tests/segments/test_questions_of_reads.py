@@ -13,6 +13,7 @@ from torch import Tensor
 from capture import capture, config, recordings
 from capture.engines.base import Found, found
 from capture.observe.returned_value import ASKED, TAKEN
+from capture.runtime.entry import Entry
 from tests.segments.bodies import Program, draw
 from tests.segments.test_bodies import CALLS, compared, fresh
 from tests.support.device import EXECUTES
@@ -228,3 +229,25 @@ def test_a_number_that_is_set_to_what_it_is_may_be_another_in_the_next_call(read
         assert bits(captured(x)) == bits(body(x, theirs))
         assert bits(vars(state)) == bits(vars(theirs)), number
     assert recordings(captured).replays > 0
+
+
+def _never_executes(entry: Entry, *, executes: bool) -> bool:
+    """As on an engine whose recording runs only capture, which watches bodies until they read something again."""
+    del executes
+    return not (entry.nodes or entry.has_read_again)
+
+
+def test_branches_come_by_chance_where_recording_runs_only_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that formulas take count as ever new ones no more; the branch of each call is proven."""
+    monkeypatch.setattr("capture.runtime.dispatch.is_read_once_more", _never_executes)
+    captured = capture(clipped()[0])
+    for number in range(CALLS):
+        x = torch.tensor([(2.07, 1.55, -0.48, -1.45, 0.07, -0.57, 1.7, -1.18, -0.14)[number % 9], 0.001 * number])
+        assert bits(captured(x)) == bits(clipped()[0](x)), number
+    assert recordings(captured).replays >= CALLS // 2, str(recordings(captured))
+
+
+def test_another_branch_that_begins_alike_where_recording_runs_only_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first answer does not tell which branch it is: what is known to begin so may be another one."""
+    monkeypatch.setattr("capture.runtime.dispatch.is_read_once_more", _never_executes)
+    test_the_same_answers_to_other_questions_are_another_branch()
