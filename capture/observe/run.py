@@ -51,6 +51,7 @@ from capture.torch_private.capabilities import generator_id
 from capture.torch_private.distributed import buckets_to_arrange, handles_watched
 from capture.torch_private.dynamo import graphs_compiled, originals_while_compiling
 from capture.torch_private.generators import default_generators, host_random_state, restore_host_random
+from capture.torch_private.subclass_constructors import subclass_constructors
 from capture.torch_private.subclasses import unseen
 from capture.torch_private.surroundings import Surroundings
 from capture.torch_private.threads import is_autograds_own, others_may_run
@@ -287,7 +288,7 @@ def _around(call: Call, watch: ObserveMode) -> Iterator[None]:
     watch.by_mode = call.by_mode or (graphs_compiled() > 0 and not watch.notes_code)
     tells = telling(watch.thread, watch.end_before_trace) if call.is_tried else contextlib.nullcontext()
     indices = array_indices() if watch.arrays_given else contextlib.nullcontext()
-    with printing(watch.thread, run_island), tells, operator_watch.helped(), indices:
+    with printing(watch.thread, run_island), tells, operator_watch.helped(), subclass_constructors(), indices:
         yield
 
 

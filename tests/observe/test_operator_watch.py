@@ -74,6 +74,21 @@ class Own(Tensor):
     """A class of its own that does nothing."""
 
 
+class OwnNew(Tensor):
+    """A class with a constructor."""
+
+    @staticmethod
+    def __new__(cls, *args: Any) -> Any:
+        return super().__new__(cls, *args)
+
+
+class OwnInit(Tensor):
+    """A class whose objects have more."""
+
+    def __init__(self, *args: Any) -> None:
+        self.numbers = len(args)
+
+
 def _loaded() -> Tensor:
     buffer = io.BytesIO()
     torch.save(nn.Parameter(torch.ones(3)), buffer)
@@ -89,6 +104,12 @@ MAKERS: dict[str, Callable[[Tensor], Any]] = {
     "as subclass": lambda x: x.as_subclass(Own),
     "of a subclass": lambda x: x.as_subclass(Own) * 2,
     "make subclass": lambda x: Tensor._make_subclass(Own, x.detach()),
+    "made of numbers": lambda x: Own([1.0, 2.0]),
+    "made of sizes": lambda x: Own(2, 3),
+    "made of a tensor": lambda x: Own(x),
+    "made by name": lambda x: Tensor.__new__(Own, x),
+    "made with a constructor": lambda x: OwnNew(x),
+    "made with more": lambda x: OwnInit(x),
     "deep copy": lambda x: copy.deepcopy(nn.Parameter(x.detach())),
     "copy": lambda x: copy.copy(nn.Parameter(x.detach())),
     "new module": lambda x: nn.Linear(2, 2).weight,
