@@ -46,6 +46,7 @@ class Block:
 
 
 _offset, _stride = torch.Tensor.storage_offset, torch.Tensor.stride
+_size = torch.Tensor.size  # of an uninitialized parameter ``shape`` raises
 """torch's own functions, also while a body is watched: the wrappers that are in place then cost more than the look
 itself."""
 
@@ -64,7 +65,7 @@ class Geometry:
     @staticmethod
     def of(tensor: torch.Tensor) -> Geometry:
         """Geometry of a tensor relative to its own storage."""
-        shape, stride = tuple(tensor.shape), tuple(_stride(tensor))
+        shape, stride = tuple(_size(tensor)), tuple(_stride(tensor))
         return _one_of_each(tensor.dtype, int(_offset(tensor)), shape, stride, tensor.is_conj())
 
 

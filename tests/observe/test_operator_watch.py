@@ -115,13 +115,10 @@ MAKERS: dict[str, Callable[[Tensor], Any]] = {
     "new module": lambda x: nn.Linear(2, 2).weight,
     "converted module": lambda x: nn.Linear(2, 2).double().weight,
     "loaded": lambda x: _loaded(),
+    "lazy module": lambda x: nn.LazyLinear(3)(torch.ones(2, 4)),
     "fake": lambda x: torch._subclasses.FakeTensorMode().from_tensor(x).shape,
     "computed in shapes": lambda x: fake_sum(x),
 }
-
-
-if operator_watch.has_key:  # under a mode torch 2.11 raises an error there
-    MAKERS["lazy module"] = lambda x: nn.LazyLinear(3)(torch.ones(2, 4))
 
 
 def fake_sum(x: Tensor) -> Any:
