@@ -4,6 +4,7 @@ raised."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 
@@ -63,7 +64,8 @@ def _clear(frame: FrameType | None, seen: set[int]) -> None:
     that its traceback lacks some of them."""
     while frame is not None and id(frame) not in seen:
         seen.add(id(frame))
-        if frame.f_code.co_filename.startswith(_LIBRARY):
+        code = frame.f_code
+        if code.co_filename.startswith(_LIBRARY) and not code.co_flags & inspect.CO_GENERATOR:  # one may be resumed
             try:
                 frame.clear()
             except RuntimeError as running:
