@@ -32,11 +32,12 @@ class RefusedError(BaseException):
 
 def unbroken(pool: CudaPool, run: Callable[..., T], arguments: tuple[Any, ...]) -> T:
     """What ``run`` gives, which captures into this pool. Whatever stops it, such as a signal between two lines of this
-    file, no capture goes on after it, and the caller's stream is the current one."""
+    file, no capture goes on after it, nothing is taken for one, and the caller's stream is the current one."""
     device, stream = torch.cuda.current_device(), torch.cuda.current_stream(pool.device)
 
     def mend(_: list[BaseException]) -> None:
         pool.stop_capture()
+        pool.abandon()
         torch.cuda.set_stream(stream)  # which makes its device the current one
         torch.cuda.set_device(device)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -78,12 +79,12 @@ class CudaPool:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._taken = set[Address]()
         self.index = int(device.index)
         self.shared = capabilities.CAPABILITIES.pool_checkpoint
         self._capture_stream: CaptureStream | None = None
         self.id = torch.cuda.graph_pool_handle()
         self._anchors: list[torch.cuda.CUDAGraph] = []
-        self._taken = set[Address]()
         self._outputs: list[tuple[Address, Address]] = []
         self._segments: list[tuple[Address, Address]] = []
         self._known = native.AddressRanges([])
@@ -104,6 +105,8 @@ class CudaPool:
         """A capture ended in an error of the driver: torch takes no further capture into this pool (2.11)."""
 
     def __del__(self) -> None:
+        if self._taken and not sys.is_finalizing():  # of a recording that was stopped: nobody else would free it
+            self._free_taken()
         if self._capture_stream is not None:
             return_capture_stream(self.device, evolve(self._capture_stream, ran_on=self.ran_on))
 
