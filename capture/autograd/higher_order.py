@@ -119,12 +119,13 @@ def apply(order: Order, tensors: Sequence[Any], come: Sequence[torch.Tensor]) ->
 
 
 def inputs_of(
-    node: Any, count: int, sources: Sequence[torch.Tensor], handles: Mapping[int, torch.Tensor]
-) -> list[torch.Tensor | None]:
-    """Tensors at the same places in the graph as the first ``count`` inputs of a node: leaves, ``handles`` by position,
-    or some of ``sources``. None for an input that needs no gradients."""
+    next_functions: Sequence[tuple[Any, int]], sources: Sequence[torch.Tensor | None],
+    handles: Mapping[int, torch.Tensor],
+) -> list[torch.Tensor | None]:  # fmt: skip
+    """Tensors at the same places in the graph as inputs of a node: leaves, ``handles`` by position, or some of
+    ``sources``. None for an input that needs no gradients."""
     inputs: list[torch.Tensor | None] = []
-    for position, (above, number) in enumerate(node.next_functions[:count]):
+    for position, (above, number) in enumerate(next_functions):
         if above is None:
             inputs.append(None)
         elif is_leaf_node(above):
@@ -132,5 +133,6 @@ def inputs_of(
         elif position in handles:
             inputs.append(handles[position])
         else:
-            inputs.append(next(source for source in sources if source.grad_fn is above and source.output_nr == number))
+            known = (source for source in sources if source is not None)
+            inputs.append(next(source for source in known if source.grad_fn is above and source.output_nr == number))
     return inputs

@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import bisect
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from attrs import field
+from torch.autograd.graph import GradientEdge
 from typing_extensions import override
 
 from capture.core.data import define, frozen
 from capture.core.interrupts import let_through
 from capture.torch_private import capabilities
 from capture.torch_private.autograd import CLEARS_SAVED, clear_saved, keeps_graph, nodes_above
+
+FREED = "a backward pass comes to tensors that one before it has freed, which has to be called with retain_graph=True"
+"""As eager raises it, where results are differentiated one after another."""
 
 
 @frozen
@@ -56,6 +61,48 @@ def groups_of(
     if all(any(group & pair == pair for group in saved) for pair in pairs):
         return ()
     return tuple(Group(of_results, tuple(sorted(positions))) for of_results, positions in saved.items())
+
+
+@frozen
+class Part:
+    """Results that share nodes with no others, by position, and the inputs that they lead to, by position among the
+    uses of inputs."""
+
+    results: tuple[int, ...]
+    uses: tuple[int, ...]
+
+    def widened(self, values: Sequence[Any], at: Sequence[int], count: int, other: Any = None) -> list[Any]:
+        """``count`` values, with these in the places ``at`` and ``other`` in the rest."""
+        found = [other] * count
+        for position, value in zip(at, values, strict=False):
+            found[position] = value
+        return found
+
+
+def parts_of(results: Sequence[torch.Tensor], inputs: Sequence[GradientEdge], uses: Sequence[int]) -> tuple[Part, ...]:
+    """The parts of the graph behind these results. One node in the caller's graph leads from each result to all inputs:
+    a pass from one would come to what is above the inputs of another, and raise where a pass from that other has freed
+    it. Empty where all results lead to the same inputs, or where a sum of more than two gradients would be made in
+    another order."""
+    numbers = {(edge.node, edge.output_nr): number for number, edge in enumerate(inputs)}
+    ends, parts = {edge.node for edge in inputs}, list[tuple[set[int], set[Any], set[int]]]()
+    for at, result in enumerate(results):
+        nodes = set(nodes_above([result], ends))
+        edges = {(result.grad_fn, result.output_nr), *(edge for node in nodes for edge in node.next_functions)}
+        members, reached = {at}, {numbers[edge] for edge in edges if edge in numbers}
+        for part in [part for part in parts if part[1] & nodes]:
+            parts.remove(part)
+            members, nodes, reached = members | part[0], nodes | part[1], reached | part[2]
+        parts.append((members, nodes, reached))
+    counts = Counter(number for _, _, reached in parts for number in reached)
+    if all(reached == parts[0][2] for _, _, reached in parts):
+        return ()
+    if any(count > 1 and uses.count(number) > 2 for number, count in counts.items()):
+        return ()
+    return tuple(
+        Part(tuple(sorted(members)), tuple(at for at, number in enumerate(uses) if number in reached))
+        for members, _, reached in sorted(parts, key=lambda part: min(part[0]))
+    )
 
 
 class _Keeper(torch.autograd.Function):
@@ -136,10 +183,18 @@ class Keepers:
         return (one for one in self.kept if one.group.results & come)
 
     def tensors(self, grads: Sequence[Any], *, every: bool) -> Sequence[Any]:
-        """Those that a pass needs to which these gradients come, or ``every`` one."""
-        found = list(self.filling)
-        for one in self.kept if every else self._of(grads):
-            for at, tensor in one.tensors():
+        """Those that a pass needs to which these gradients come. ``every``: those of other results, too, as far as they
+        are there, for gradients of a higher order that come to them; a pass that asks for others raises (``FREED``)."""
+        found, needed = list(self.filling), list(self._of(grads))
+        for one in self.kept if every else needed:
+            try:
+                tensors = one.tensors()
+            except RuntimeError as error:
+                let_through(error)
+                if one in needed:
+                    raise
+                continue
+            for at, tensor in tensors:
                 found[at] = tensor
         return found
 

@@ -33,7 +33,7 @@ from capture.autograd import inner_results, leaf_swap, live_graph
 from capture.autograd.leaf_swap import Lent, lent, lent_in_this_thread
 from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
 from capture.autograd.recomputation import Blocks, Recomputation
-from capture.autograd.result_groups import Group, can_keep, groups_of
+from capture.autograd.result_groups import FREED, Group, Part, can_keep, groups_of, parts_of
 from capture.core.data import define
 from capture.engines.base import Geometry
 from capture.key import pytree
@@ -268,7 +268,10 @@ class SavedTensorHooks:
     def built(self, saved_tensor: SavedTensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The tensor, among these, that a ``SavedTensor`` stands for."""
         assert saved_tensor.alias is not None
-        tensor = saved_tensor.alias.build(tensors[saved_tensor.index].detach())
+        saved = tensors[saved_tensor.index]
+        if saved is None:  # of results whose own pass has run
+            raise RuntimeError(FREED)
+        tensor = saved_tensor.alias.build(saved.detach())
         tensor = tensor.conj() if saved_tensor.conj else tensor
         tensor = tensor.neg() if saved_tensor.neg else tensor
         return on_host(tensor) if saved_tensor.is_seed and not is_capturing() else tensor
@@ -306,6 +309,8 @@ class SavedGraph:
     """Places of outputs that others are made of, with their positions."""
     groups: tuple[Group, ...] = ()
     """Of what is saved, where some results can be differentiated one after another."""
+    parts: tuple[Part, ...] = ()
+    """Of the results, where there are ``groups`` and some lead to other inputs than others."""
     inputs: tuple[GradientEdge, ...] = ()
     """Where the gradients of arguments and then of ``parameters`` are computed."""
     uses: tuple[int, ...] = ()
@@ -626,6 +631,8 @@ class GraphSaver:
             self.program.inner_results = tuple([(at, _edge_of(attached[at])) for at in inner_results.found(attached)])
             saved = self._find_saved(list(detached.values()))
             self.program.groups = self._groups(attached)
+            if self.program.groups and not (self.program.inner_results or self.program.repeats_input):
+                self.program.parts = parts_of(attached, self.program.inputs, self.program.uses)
         pair = ForwardOutputs(_replaced(result, detached), tuple(detached.values()), tuple(saved))
         pair.program = self.program
         self._pair = pair

@@ -25,7 +25,7 @@ from typing_extensions import override
 from capture.autograd import accumulate_grad, higher_order, inner_results, leaf_swap, sole_use
 from capture.autograd.backward_timer import BackwardTimer
 from capture.autograd.recomputation import drawing_from
-from capture.autograd.result_groups import Keepers
+from capture.autograd.result_groups import Keepers, Part
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
 from capture.core.config import current as current_config
 from capture.core.config import using
@@ -343,38 +343,11 @@ class Region:
             inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
             keepers = _keepers(program, pair, inner, kept) if program.groups else None
             inner, kept = (inner, kept) if keepers is None else ((), ())
-            frame = Frame(self, program, inner, kept, pair.attached)
-            frame.keepers = keepers
-            if program.again.blocks:
-                frame.owners = [owner() for owner in program.again.owners]
-                frame.states = program.again.states(pair.begin_state, is_replay=is_replay)
-            wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
-            uses = program.now_uses()
-            if program.has_casts:
-                frame.casts = shared_casts.shared(parameters, program.casts)
-                uses = [frame.casts[number] for number in program.used_parameters]
-            elif program.casts_alone and shared_casts.meets_others(parameters, program.casts_alone):
-                self._note_obstacle("calls of one block of autocast share weights, which is new")
-            if program.inner_results:
-                frame.results = [
-                    inner_results.InnerResult(at, edge, weakref.ref(pair.attached[at]))
-                    for at, edge in program.inner_results
-                ]
-            if program.apart:
-                frame.handles = {
-                    position: higher_order.handle(wanted[position])
-                    for position in program.apart
-                    if wanted[position].grad_fn is not None
-                }
-            if self._order is not None and self._order.is_kept and parameters and self._deposits(program):
-                anchor = self._anchor
-                if anchor is None:
-                    anchor = self._anchor = accumulate_grad.Anchor(pair.attached[0].device)
-                frame.parameters, frame.anchor, frame.stream = parameters, anchor, anchor.stream_now()
-                _apply(frame, *wanted, anchor.tensor)
-            else:
-                _apply(frame, *wanted, *uses)
-            sole_use.follow(frame, begun, wanted[0] if program.repeats_input else None)
+            for part in self._parts(program, leaves) if keepers is not None else (None,):
+                attached = pair.attached if part is None else [pair.attached[at] for at in part.results]
+                frame = Frame(self, program, inner, kept, attached)
+                frame.keepers, frame.part = keepers, part
+                self._connect(frame, program, pair, leaves, begun, is_replay=is_replay)
             if is_replay and self.is_measured():
                 self.time_backward(pair.result, leaves, is_replay=True)
             return pair.result
@@ -384,6 +357,57 @@ class Region:
         if frame is not None and not frame.attached:  # they are part of it
             return pair.result
         return self.join(pair, leaves, program, is_replay=is_replay, again=True)
+
+    @staticmethod
+    def _parts(program: SavedGraph, leaves: Sequence[Leaf]) -> Sequence[Part | None]:
+        """The parts of results that get nodes of their own; one for all where above the inputs is nothing that a pass
+        frees."""
+        apart = (at for at in range(len(program.wanted)) if not all(at in part.uses for part in program.parts))
+        if any(leaves[program.wanted[at]].grad_fn is not None for at in apart):
+            return program.parts
+        return (None,)
+
+    def _connect(
+        self, frame: Frame, program: SavedGraph, pair: ForwardOutputs, leaves: Sequence[Leaf], begun: int, *,
+        is_replay: bool,
+    ) -> None:  # fmt: skip
+        """Make the frame's results a part of the caller's graph."""
+        if program.again.blocks:
+            frame.owners = [owner() for owner in program.again.owners]
+            frame.states = program.again.states(pair.begin_state, is_replay=is_replay)
+        wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
+        uses = program.now_uses()
+        if program.has_casts:
+            frame.casts = shared_casts.shared(parameters, program.casts)
+            uses = [frame.casts[number] for number in program.used_parameters]
+        elif program.casts_alone and shared_casts.meets_others(parameters, program.casts_alone):
+            self._note_obstacle("calls of one block of autocast share weights, which is new")
+        if program.inner_results:
+            frame.results = [
+                inner_results.InnerResult(at, edge, weakref.ref(pair.attached[at]))
+                for at, edge in program.inner_results
+            ]
+        # what keepers have may be freed by then
+        apart = program.apart if frame.keepers is None else range(len(wanted))
+        if apart:
+            frame.handles = {
+                position: higher_order.handle(wanted[position])
+                for position in apart
+                if wanted[position].grad_fn is not None
+            }
+        own_wanted, own_uses = wanted, uses
+        if frame.part is not None:
+            own_wanted = [wanted[at] for at in frame.part.uses if at < len(wanted)]
+            own_uses = [uses[at - len(wanted)] for at in frame.part.uses if at >= len(wanted)]
+        if self._order is not None and self._order.is_kept and parameters and self._deposits(program):
+            anchor = self._anchor
+            if anchor is None:
+                anchor = self._anchor = accumulate_grad.Anchor(pair.attached[0].device)
+            frame.parameters, frame.anchor, frame.stream = parameters, anchor, anchor.stream_now()
+            _apply(frame, *own_wanted, anchor.tensor)
+        else:
+            _apply(frame, *own_wanted, *own_uses)
+        sole_use.follow(frame, begun, wanted[0] if program.repeats_input else None)
 
     def look_at_order(self, parameters: Sequence[torch.Tensor]) -> None:
         """In a backward pass that adds to ``.grad``. Where others do, too, calls to come go through autograd."""
@@ -652,6 +676,7 @@ class Frame:
         "number",
         "owners",
         "parameters",
+        "part",
         "results",
         "states",
         "stream",
@@ -666,6 +691,8 @@ class Frame:
         self.inner = inner
         """Tensors that no user gets: kept until a backward pass has run without keeping the graph."""
         self.to_save, self.attached = kept, attached
+        self.part: Part | None = None
+        """The results that its node gives, if these are not all."""
         self.keepers: Keepers | None = None
         """Keep what is saved, where results can be differentiated one after another."""
         self.handles: Mapping[int, torch.Tensor] = _NO_HANDLES
@@ -718,6 +745,24 @@ class Frame:
         with drawing_from(self.states):
             return _run_plainly(self._program, self._all(tensors), grads, None, at_home=False)
 
+    def all_results(self, grads: Sequence[Any]) -> Sequence[Any]:
+        """The gradients of all results, of those that come to its node."""
+        assert self.part is not None
+        return self.part.widened(grads, self.part.results, len(self._program.outputs))
+
+    def own_uses(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """What its node gives of all gradients. That of an anchor is the last."""
+        assert self.part is not None
+        count = len(self._program.uses) if self.anchor is None else len(self._program.wanted)
+        return *[gradients[at] for at in self.part.uses if at < count], *gradients[count:]
+
+    def _above(self, node: Any) -> Sequence[tuple[Any, int]]:
+        """What is above each use of an input in the caller's graph."""
+        above: Sequence[tuple[Any, int]] = node.next_functions
+        if self.part is None:
+            return above
+        return self.part.widened(above, self.part.uses, len(self._program.uses), (None, 0))
+
     def _handing_on(
         self, asked_for: Sequence[inner_results.InnerResult], node: Any, tensors: Sequence[Any], grads: Sequence[Any]
     ) -> Sequence[Any]:
@@ -738,11 +783,11 @@ class Frame:
         saved = tensors[len(self.inner) :]
         sources = [*saved, *program.now_parameters, *self.casts]
         if self.anchor is None:
-            inputs = higher_order.inputs_of(node, len(program.uses), sources, self.handles)
+            inputs = higher_order.inputs_of(self._above(node)[: len(program.uses)], sources, self.handles)
         else:
             self.anchor.check()
             uses = [self.parameters[number] for number in program.used_parameters]
-            inputs = [*higher_order.inputs_of(node, count, sources, self.handles), *uses]
+            inputs = [*higher_order.inputs_of(self._above(node)[:count], sources, self.handles), *uses]
         higher = self.higher() or _Higher(node)
         self.higher = weakref.ref(higher)
         order = higher_order.Order(higher, self.inner, len(saved), len(inputs), ())
@@ -798,7 +843,7 @@ class Frame:
             accumulate_grad.through_autograd(parameters, self._program.summed(gradients[count:]))
             return (*gradients[:count], anchor.gradient())
         accumulate_grad.put(parameters, gradients[count:])
-        given = zip(gradients[:count], node.next_functions, strict=False)  # those that are behind it are more
+        given = zip(gradients[:count], self._above(node), strict=False)  # those that are behind it are more
         return (*[None if one is None else self._handed_on(one, to) for one, to in given], anchor.gradient())
 
     def _handed_on(self, gradient: torch.Tensor, receiver: tuple[Any, int]) -> torch.Tensor:
@@ -860,19 +905,20 @@ class _Gradients(torch.autograd.Function):
     @override
     def backward(ctx: Any, *grads: Any) -> Any:
         frame: Frame = ctx.frame
-        keepers = frame.keepers
-        saved = ctx.saved_tensors if ctx.has_saved else ()  # raises what eager raises
+        keepers, part = frame.keepers, frame.part
+        grads = grads if part is None else tuple(frame.all_results(grads))
+        saved: Sequence[Any] = ctx.saved_tensors if ctx.has_saved else ()  # raises what eager raises
         if keepers is not None:
-            every = torch.is_grad_enabled()
-            saved = keepers.tensors(grads, every=every)
-            if every:  # they become a part of the caller's graph
+            keeps = torch.is_grad_enabled()
+            saved = keepers.tensors(grads, every=not keeps and frame.higher() is not None)
+            if keeps:  # they become a part of the caller's graph
                 native.tell_uses(saved)
         found = frame.gradients(ctx, (*frame.inner, *saved), grads)
         if frame.inner and torch_autograd.TELLS_KEEP_GRAPH and not torch_autograd.keeps_graph():
             frame.inner = ()
         if keepers is not None:
             keepers.let_go(grads)
-        return (None, *found)
+        return (None, *(found if part is None else frame.own_uses(found)))
 
 
 _apply = capabilities.function_apply(_Gradients)
