@@ -240,9 +240,8 @@ def _dispatch(captured: Captured, values: Values, now: Here) -> Any:
         measured = entry.payoff if is_measured(captured, entry) else None
         if measured is None or not measured.wants_body:
             goes_on = _GoesOn(captured, entry)
-            on_trial = measured is not None and not entry.walks  # else what goes on in Python is timed there
             standing = values if captured.decisions is None else captured.decisions.standing(values)
-            captured.fast_paths.add(captured, standing, leaves, entry, now, goes_on, on_trial=on_trial)
+            captured.fast_paths.add(captured, standing, leaves, entry, now, goes_on, on_trial=measured is not None)
     return _go_on(captured, entry, values, leaves)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from capture import capture, config, recordings
 from capture.autograd.backward_timer import BackwardTimer
 from capture.runtime import lives, payoff
 from capture.runtime.payoff import AFTER, BODIES, ROUNDS, Payoff
+from capture.torch_private import capabilities
 from capture.tree import thread_trees
 from tests.support.device import DEVICE
 from tests.support.observed import bits
@@ -39,7 +41,8 @@ class Clock:
         return self.now
 
     def replace(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Take the place of all clocks."""
+        """Take the place of all clocks. Calls go the general way, as fast paths read the clock in C."""
+        monkeypatch.setattr(capabilities, "HAS_METADATA_GUARD", False)
         monkeypatch.setattr(payoff, "clock", self)
         monkeypatch.setattr(payoff, "own_time", self)
 
@@ -59,7 +62,7 @@ def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def body(x: Tensor) -> Tensor:
-    """One that replays segment by segment, which Python times."""
+    """One that replays segment by segment."""
     y = torch.tanh(x) * 2
     return y + 1 if len(torch.nonzero(y > 0)) else y - 1
 
@@ -175,6 +178,39 @@ def test_what_the_fast_path_replays_is_measured_too(
     assert (counters.replays, counters.eager_calls) == ((AFTER + 10, 0) if stays else (AFTER + 1, 9))
     slow = [finding.code for finding in counters.findings if finding.code != "CG201"]
     assert slow == ([] if stays else ["CG902"])
+
+
+MANY = [[number, float(number)] for number in range(2000)]
+
+
+def walking(x: Tensor) -> Tensor:
+    """One that replays segment by segment, and reads so much state that to look at it takes as long as the rest."""
+    y = torch.tanh(x) * MANY[0][1] + sum(pair[0] for pair in MANY)
+    return y + 1 if len(torch.nonzero(y > 0)) else y - 1
+
+
+@pytest.mark.usefixtures("one_round")
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device works on while the host goes on")
+def test_what_comes_before_a_replay_through_python_is_a_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find out that a recording fits takes time in each call, whatever goes on then."""
+    noted: list[Payoff] = []
+    note = Payoff.note_body
+
+    def note_too(self: Payoff, seconds: float) -> None:
+        noted.append(self)
+        note(self, seconds)
+
+    monkeypatch.setattr(Payoff, "note_body", note_too)
+    captured = capture(walking)
+    whole: list[float] = []
+    for number in range(DECIDED + 4):
+        x, before = torch.full((3,), float(number + 1)), recordings(captured).replays
+        begin = time.thread_time()
+        captured(x)
+        took = time.thread_time() - begin
+        if recordings(captured).replays > before and len(whole) < AFTER:
+            whole.append(took)
+    assert sorted(noted[0].replays)[AFTER // 2] > 0.8 * sorted(whole)[AFTER // 2]
 
 
 @pytest.mark.usefixtures("one_round")
