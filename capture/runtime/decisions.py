@@ -920,11 +920,10 @@ def _seen(
     with_notes.amounts = noted_amounts(with_notes, noting, numbers, positions, amounts)
     with_notes.formulas, with_notes.is_tried = reads, True
     run = functools.partial(watched_with, captured, with_notes, dict(zip(positions, numbers, strict=True)))
-    notes_math = reads is not None and is_alone
-    watched, described = noting_math(noting, run) if notes_math else run()
+    watched, described = noting_math(noting, run) if is_alone else run()
     facts = described.facts
     others = noting.is_read or facts.gradients or calls_out(facts)
-    others = others or reads_in_c(watched.ran, but=math if notes_math else None)
+    others = others or reads_in_c(watched.ran, but=math if is_alone else None)
     raw = facts if reads is None or reads.computed is None else evolve(facts, reads=reads.computed.reads)
     others = others or len(raw.reads) != len(raw.breaks) or not TRUTHS.issuperset(read_and_compared(raw))
     others = others or any(effect.kind in ("python", "container", "call") for effect in facts.effects)
