@@ -932,7 +932,7 @@ def _seen(
     if reads is None:
         left += [change.after for change in watched.changed if change.amount is None]
     others = others or (reads is not None and facts.calls_foreign)
-    others = others or (reads is not None and asks_for_classes(watched.ran))
+    others = others or asks_for_classes(watched.ran)
     others = others or any(map(holds_noted, left)) or watched.watch.left_trace or (reads is not None and reads.is_lost)
     changed = [number_of_place(call.binder.places, change.source) for change in watched.changed]
     places = frozenset([at for at in changed if at is not None])

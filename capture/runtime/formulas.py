@@ -12,6 +12,8 @@ Nothing need be read: where operators get such numbers (``numbers``), formulas t
 
 from __future__ import annotations
 
+import dis
+import functools
 import itertools
 import threading
 import types
@@ -193,9 +195,17 @@ def asks_for_classes(ran: CodeRun) -> bool:
     """Whether users' code that ran may tell a noted number from a plain one: by its very class."""
     return any(
         not is_library(package_of(scope.get("__name__")))
-        for code, scopes in ran.codes.items() if not _CLASS.isdisjoint(code.co_names)
+        for code, scopes in ran.codes.items() if _asks_for_class(code)
         for scope in scopes
     )  # fmt: skip
 
 
-_CLASS = frozenset({"type", "__class__"})
+@functools.lru_cache(maxsize=4096)
+def _asks_for_class(code: types.CodeType) -> bool:
+    """Whether the code has ``type`` or ``x.__class__``; not for ``x.device.type``."""
+    if "type" not in code.co_names:
+        return "__class__" in code.co_names
+    return not {"__class__", "builtins"}.isdisjoint(code.co_names) or any(
+        step.argval == "type" and step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_FROM")
+        for step in dis.get_instructions(code)
+    )

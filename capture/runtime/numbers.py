@@ -48,7 +48,6 @@ from capture.key.packages import package_behind
 from capture.native import MISS
 from capture.observe.computed import Computed, same
 from capture.observe.returned_value import go_one_way
-from capture.observe.run import ObservedRun
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry, Family
@@ -363,7 +362,7 @@ def _noted(
     facts = described.facts
     follows = not all(sync.is_compared for sync in facts.host_syncs) or not go_one_way(facts.reads)
     follows = follows or not all(island.is_undoable for island in facts.islands)
-    if noting.is_read or facts.gradients or follows:
+    if noting.is_read or facts.gradients or follows or asks_for_classes(watched.ran):
         return None
     if reads_in_c(watched.ran, but=None if others_may_run() else math):
         return None
@@ -382,7 +381,7 @@ def _noted(
     if reads.is_lost or any(map(holds_noted, left)):
         return None  # a replay would give or leave the number that was recorded
     computed = reads.computed if reads.computed is not None and reads.computed.is_any() else None
-    if computed is not None and not _only_computes(facts, watched):
+    if computed is not None and not _only_computes(facts):
         return None
     changed = [one for one in watched.changed if one.amount is None and not one.is_read_anew]
     if any(number_of_place(call.binder.places, one.source) is not None for one in changed):
@@ -391,11 +390,10 @@ def _noted(
     return evolve(seen, computed=computed, unplaced=unplaced)
 
 
-def _only_computes(facts: Facts, watched: ObservedRun) -> bool:
+def _only_computes(facts: Facts) -> bool:
     """Whether a run that leaves what formulas give does nothing else that a number may have a part in."""
     kinds = {effect.kind for effect in facts.effects}
-    is_told = not facts.calls_foreign and not asks_for_classes(watched.ran)
-    return is_told and kinds.isdisjoint(("python", "container", "call"))
+    return not facts.calls_foreign and kinds.isdisjoint(("python", "container", "call"))
 
 
 def may_lift(entry: Entry) -> bool:
