@@ -181,11 +181,11 @@ class Captured:
     under_way: dict[int, tuple[Any, ...]] = field(factory=dict, init=False)
     """By thread, the caller's own values in a call by a fast path that has other numbers."""
     decisions_left: int = field(default=MOST_PROOFS, init=False)
+    """How many more attempts may be made to find out."""
     reads_wait: bool = field(default=False, init=False)
     """Steps of optimizers read numbers, and it is looked first whether recordings take what follows from them."""
     reads_stay: bool = field(default=False, init=False)
     """Steps of optimizers that read numbers are not tried as a part of recordings any more."""
-    """How many more attempts may be made to find out."""
     plain_binder: Binder | None = field(default=None, init=False)
     """Where arrays are inputs, the binder of calls with arrays."""
     arrays_left: int = field(default=MOST_PROOFS, init=False)
@@ -386,6 +386,10 @@ class Captured:
         self.lives.end(self.budget)
         self.retire()
 
+    def try_numbers_anew(self) -> None:
+        """Bodies have other segments from now on, with which numbers may do what they did not so far."""
+        self.lifts_left, self.decisions_left = MOST_LIFTS, MOST_PROOFS
+
     def reset(self) -> None:
         """As if just decorated."""
         self.retire()
@@ -394,7 +398,7 @@ class Captured:
         self.kept_outputs.clear()
         self.foreign.clear()
         self.hopeless, self.is_chained = None, False
-        self.lifts_left, self.decisions_left = MOST_LIFTS, MOST_PROOFS
+        self.try_numbers_anew()
         self.decisions = None
         self.read_numbers.clear()
         if self.sizes is not None:

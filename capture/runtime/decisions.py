@@ -492,6 +492,8 @@ def _gets_lists(operator: str) -> bool:
 
 def take_reads_no_more(captured: Captured) -> None:
     """What operators get of numbers that the host reads is left to a function beside the recordings from now on."""
+    if not captured.reads_stay:
+        captured.try_numbers_anew()
     captured.reads_stay = True
     kept: Decisions | None = captured.decisions
     if kept is not None and (kept.candidates() or not kept.positions):  # without the step the body asks something else

@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from capture.core.data import frozen
 from capture.key.code_names import MISSING, part_of
+from capture.key.computing import holders_read
 from capture.key.signature import training_reader
 from capture.state.snapshot import Change, Snapshot
 from capture.state.source import reference_to
@@ -155,10 +156,11 @@ class Optimizers:
         An optimizer that is only near, as one that a trainer keeps, is none of the body's: its own code tells before
         the first run whether one may take a step. Which ones do, ``watching`` sees."""
         self.has_looked = True
-        for _, value in state.entered if _may_step(function) else ():
-            if issubclass(type(value), torch.optim.Optimizer):
+        may_step = _may_step(function)
+        for _, value in state.entered:
+            if may_step and issubclass(type(value), torch.optim.Optimizer):
                 self._add(value)
-            elif issubclass(type(value), LRScheduler):
+            elif issubclass(type(value), LRScheduler):  # counts only beside an optimizer that takes a step
                 self._schedules.add(value)
         above = [value for value in (*inputs, *self.modules()) if issubclass(type(value), torch.nn.Module)]
         covered = {id(member) for module in above for member in module.modules()}
@@ -432,15 +434,28 @@ def reach_of_step(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[int, Any] | None:  # fmt: skip
     """By ``id``, all that a step of an optimizer of torch's own sees and may write: the optimizer, its groups,
-    parameters and state. None for all other functions, and where code of users runs in it: a closure, or a hook."""
+    parameters and state; or that of a schedule: itself, and settings of its optimizer. None for all other functions,
+    and where code of users runs in it that may do more than compute: a closure, or a hook."""
     if len(args) != 1 or kwargs or _kinds.get(type(args[0])) is not function:
         return None
-    optimizer, kind = args[0], type(args[0])
-    is_own = kind.__module__.startswith("torch.optim.") and kind.step.__module__.startswith("torch.optim.")
-    if not is_own or not issubclass(type(optimizer), torch.optim.Optimizer) or has_hooks(optimizer):
+    stepping, kind = args[0], type(args[0])
+    if not (kind.__module__.startswith("torch.optim.") and kind.step.__module__.startswith("torch.optim.")):
         return None
-    reached: dict[int, Any] = {id(optimizer): optimizer}
-    stack: list[Any] = [optimizer.__dict__]
+    if issubclass(kind, LRScheduler):
+        reached = _reach_of_schedule(stepping)
+    elif issubclass(kind, torch.optim.Optimizer) and not has_hooks(stepping):
+        reached = {id(stepping): stepping, **_reached_from([stepping.__dict__])}
+    else:
+        return None
+    values = () if reached is None else reached.values()
+    if any(issubclass(type(value), torch.Tensor) and value.layout is not torch.strided for value in values):
+        return None
+    return reached
+
+
+def _reached_from(stack: list[Any]) -> dict[int, Any]:
+    """By ``id``, these values and what is in their containers, with the gradients of tensors."""
+    reached: dict[int, Any] = {}
     while stack:
         value = stack.pop()
         if id(value) in reached:
@@ -453,9 +468,27 @@ def reach_of_step(
             stack += value
         elif issubclass(type(value), torch.Tensor) and value.is_leaf and value.grad is not None:
             stack.append(value.grad)
-    if any(issubclass(type(value), torch.Tensor) and value.layout is not torch.strided for value in reached.values()):
-        return None
     return reached
+
+
+def _reach_of_schedule(schedule: LRScheduler) -> dict[int, Any] | None:
+    """None where the step may warn, as the first one does, where the schedule has others of its own, and where a
+    function that it was given may do more than compute."""
+    own, optimizer, kind = vars(schedule), schedule.optimizer, type(schedule)
+    may_warn = kind.step is LRScheduler.step and own.get("_step_count", 0) <= 1
+    if may_warn or not kind.get_lr.__module__.startswith("torch.optim."):
+        return None
+    reached = _reached_from([*own.values(), *[value for *_, value in _settings_of(optimizer)]])
+    holders: list[Any] = [schedule, own, optimizer, vars(optimizer), _groups(optimizer), *_groups(optimizer)]
+    for value in reached.values():
+        if issubclass(type(value), LRScheduler):
+            return None
+        if callable(value):
+            read = holders_read(value)
+            if read is None:
+                return None
+            holders += read
+    return reached | {id(holder): holder for holder in holders}
 
 
 def is_stand_in(value: Any) -> bool:
