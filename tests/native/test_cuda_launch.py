@@ -84,7 +84,7 @@ def test_a_graph_is_launched_where_the_last_one_was(counting_driver: ctypes.CDLL
     driver = counting_driver
     launches, status = ctypes.c_int.in_dll(driver, "launches"), ctypes.c_int.in_dll(driver, "status")
     pool, slow, here = CudaPool.__new__(CudaPool), [], {"device": 0, "stream": 7}
-    pool._capture_stream, pool.ran_on, pool.beside = None, 7, set()
+    pool._taken, pool._capture_stream, pool.ran_on, pool.beside = set(), None, 7, set()
     named = {"device": lambda: here["device"], "index": 0, "stream_of": lambda _: here["stream"]}
     given = {**named, "executable": 123, "copies": None, "copy_in": None}
     launch = native.Launch(slow=lambda leaves: slow.append(leaves), pool=pool, **given)
