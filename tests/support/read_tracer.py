@@ -129,7 +129,10 @@ class Tracer:
     unguarded: list[str] = field(factory=list)
 
     def follows(self, frame: types.FrameType) -> bool:
-        """Whether this frame's code is a user's."""
+        """Whether this frame's code is a user's. What a garbage collection runs, as a callback of hypothesis, is none
+        of the body's."""
+        if frame.f_code in [getattr(callback, "__code__", None) for callback in gc.callbacks]:
+            return False
         package = package_of(frame.f_globals.get("__name__"))
         return package != "capture" and not is_library(package)
 
