@@ -208,6 +208,9 @@ def _resumed(
     call.forget_run()
     captured.log.counters.eager_calls += 1
     captured.log.add("fallback", f"an operator raised {type(error).__name__} in a replay: the body went on from there")
+    put_off = watched.watch.fault  # in a note beside the body, which went on
+    if put_off is not None and is_interrupt(put_off):
+        raise put_off
     if watched.error is not None:
         if run is not None:
             run.error = watched.error

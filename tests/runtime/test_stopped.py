@@ -432,3 +432,18 @@ def test_an_exception_goes_without_the_collector(call: int, lines: bool) -> None
     finally:
         gc.enable()
     assert not [stopping.where for stopping, is_left in outcomes if is_left]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.filterwarnings("ignore")
+def test_an_interrupt_beside_a_body_that_goes_on_comes_out() -> None:
+    """An operator raised in a replay, and what the body did then is compared with the state before."""
+    for _ in range(2):
+        places = points_in("raising", 4, {"changes"})
+    assert places
+    wrong = [
+        (at, outcome.wrong)
+        for at in places[:12]
+        if (outcome := stopped_program("raising", 4, at, Stopped, lines=True, by_signal=True)).wrong
+    ]
+    assert not wrong, wrong
