@@ -45,10 +45,9 @@ class Block:
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
 
-_offset, _stride = torch.Tensor.storage_offset, torch.Tensor.stride
-_size = torch.Tensor.size  # of an uninitialized parameter ``shape`` raises
+_offset, _stride, _size = torch.Tensor.storage_offset, torch.Tensor.stride, torch.Tensor.size
 """torch's own functions, also while a body is watched: the wrappers that are in place then cost more than the look
-itself."""
+itself. Of an uninitialized parameter ``shape`` raises."""
 
 
 @frozen(kw_only=True, cache_hash=True)

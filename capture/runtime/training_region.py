@@ -343,7 +343,7 @@ class Region:
             inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
             keepers = _keepers(program, pair, inner, kept) if program.groups else None
             inner, kept = (inner, kept) if keepers is None else ((), ())
-            for part in self._parts(program, leaves) if keepers is not None else (None,):
+            for part in self._parts(program, leaves) if program.parts else (None,):
                 attached = pair.attached if part is None else [pair.attached[at] for at in part.results]
                 frame = Frame(self, program, inner, kept, attached)
                 frame.keepers, frame.part = keepers, part

@@ -194,11 +194,11 @@ class CudaPool:
             self._segments += [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in kept]
             self._known = native.AddressRanges(bounds_of(self._segments))
             return PoolLayout(None, frozenset())
-        taken = self._taken | {storage.data_ptr() for storage in kept if storage.nbytes()}
-        if not self._holds(frozenset(taken)):
+        taken = frozenset(self._taken | {storage.data_ptr() for storage in kept if storage.nbytes()})
+        if not self._holds(taken):
             return None
         try:
-            layout = PoolLayout(cuda.pool_state(self.index, self.id), frozenset(taken))
+            layout = PoolLayout(cuda.pool_state(self.index, self.id), taken)
         except RuntimeError as error:  # a block that waits for another stream is never freed here
             self.is_broken = True
             let_through(error)
