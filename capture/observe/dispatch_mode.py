@@ -92,8 +92,7 @@ class ObserveMode(BreakNotes):
         return function(*args, **kwargs)
 
     @override
-    def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def see(self, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.fault is not None:
             return self._unseen(op, args, kwargs)
         self._ran = None

@@ -6,6 +6,8 @@ knows what it stands for (``native.stand_ins``).
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 import threading
 import types
@@ -14,6 +16,7 @@ from typing import Any
 
 from capture.core import forks
 from capture.core.data import define
+from capture.core.interrupts import let_through
 from capture.native import native
 
 _INHERITED = object()
@@ -29,6 +32,17 @@ _TRUSTED = ("capture", "torch", "triton")
 next call."""
 
 
+@functools.cache
+def import_compiler() -> None:
+    """Have torch's compiler imported: as it is, it keeps tables of torch's functions, compares signatures with its own,
+    and raises at what stands in for one. A body imports it with its first optimizer, for example. It takes longer than
+    ``import torch``, so ``import capture`` leaves it to the first run that is watched."""
+    try:
+        importlib.import_module("torch._dynamo")
+    except (ImportError, RuntimeError) as error:  # what the body would meet, too
+        let_through(error)
+
+
 class Replaced:
     """In the block each holder has others, by name. An attribute that it inherited before is inherited again
     afterwards. No generator, as each run enters many: that takes twice as long."""
@@ -40,6 +54,8 @@ class Replaced:
 
     def __enter__(self) -> None:
         self._before, stand_ins = len(_put), native.stand_ins
+        if not _put:
+            import_compiler()
         try:
             for holder, others in self._tables:
                 own = holder.__dict__

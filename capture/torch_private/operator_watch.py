@@ -91,7 +91,7 @@ def _see(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         watch = _names.kept(_NAME)
     if watch is None or _names.is_excluded(_names.python):
         return operator(*args, **kwargs)
-    return watch.__torch_dispatch__(operator, (), args, kwargs)  # type: ignore[no-untyped-call]
+    return watch.see(operator, (), args, kwargs)
 
 
 _names = _found()
@@ -114,8 +114,7 @@ def _probe() -> bool:
 
 
 class OperatorWatch(TorchDispatchMode):
-    """In a ``with`` block, ``__torch_dispatch__`` gets each operator of this thread, below autograd. What it calls, no
-    watch sees."""
+    """In a ``with`` block, ``see`` gets each operator of this thread, below autograd. What it calls, no watch sees."""
 
     by_mode = False
     """Be a dispatch mode in blocks that begin from now on."""
@@ -141,6 +140,14 @@ class OperatorWatch(TorchDispatchMode):
         if is_mode:
             super().__exit__(*error)  # type: ignore[no-untyped-call]
         put_state(before)
+
+    def see(self, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator. Torch wraps the method below, in a call that imports its compiler; at the key none is needed."""
+        return op(*args, **kwargs)
+
+    @override
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return self.see(op, types, args, kwargs or {})
 
     def go_on_by_mode(self) -> None:
         """Be a mode for the rest of the present block."""
@@ -193,9 +200,9 @@ class _Probe(OperatorWatch):
         self._seen: list[str] = []
 
     @override
-    def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def see(self, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._seen.append(str(getattr(op, "overloadpacket", op)))
-        return op(*args, **(kwargs or {}))
+        return op(*args, **kwargs)
 
     def seen(self) -> list[str]:
         """Operators of a body that runs two."""

@@ -170,10 +170,10 @@ class Seeing(OperatorWatch):
         self.seen: list[tuple[str, int]] = []
 
     @override
-    def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def see(self, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.seen.append((str(op), threading.get_ident()))
         (args[0] if args and isinstance(args[0], Tensor) else torch.ones(1)).clone()  # which it does not see
-        return op(*args, **(kwargs or {}))
+        return op(*args, **kwargs)
 
 
 class Reentrant(torch.autograd.Function):

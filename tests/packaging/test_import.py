@@ -70,6 +70,25 @@ def test_an_import_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_torchs_compiler_comes_before_the_first_run_that_is_watched() -> None:
+    """Not with the decorator, as it takes longer than torch; nor in a body, where it raises at stand-ins."""
+    code = """
+import sys, torch, capture
+@capture.capture
+def body(x):
+    import torch._dynamo
+    weight = torch.nn.Parameter(x.clone())
+    step = torch.optim.SGD([weight], 0.5)
+    weight.square().sum().backward()
+    step.step()
+    return weight.detach()
+print("torch._dynamo" in sys.modules)
+print([body(torch.ones(2)).tolist() for _ in range(4)] == [[0.0, 0.0]] * 4, capture.recordings(body).replays > 0)
+"""
+    assert python(code, {"CAPTURE_DROP_SLOW": "0"}) == "False\nTrue True"
+
+
+@pytest.mark.slow
 def test_an_import_takes_little_beyond_torch(tmp_path: Path) -> None:
     """Processor time of the fastest of three processes, with compiled files as an installation has them.
 

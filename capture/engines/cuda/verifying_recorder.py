@@ -135,12 +135,12 @@ class VerifyingRecorder(GraphRecorder):
         return self._sequence
 
     @override
-    def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def see(self, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if types and any(map(is_wrapper, types)):
             return NotImplemented
         now = self._now
         result = now(op, args, kwargs) if self.difference is None else MISS
-        return self._run_expected(op, args, kwargs or {}) if result is MISS else result
+        return self._run_expected(op, args, kwargs) if result is MISS else result
 
     def _run_expected(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Look at an operator, and run it."""
