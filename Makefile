@@ -96,7 +96,7 @@ $(WORLD_STAMP): $(STAMP) requirements-world.txt
 	@touch $@
 
 test-world: $(WORLD_STAMP)
-	PYTHONPATH="$(CURDIR)" $(WORLD)/bin/python -m tests.world.run --results tests/world/results.json $(ONLY)
+	PYTHONPATH="$(CURDIR)" $(WORLD)/bin/python -m tests.world.run --results tests/world/results.json $(if $(JOBS),--jobs $(JOBS)) $(ONLY)
 	CAPTURE_CACHE=0 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH="$(CURDIR)" $(WORLD)/bin/python -m pytest \
 	  tests/documentation/test_blocks.py -k guides
 

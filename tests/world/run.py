@@ -20,6 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -169,27 +170,32 @@ def _in_process(name: str) -> dict[str, Any]:
     return outcome
 
 
+def _show(outcome: dict[str, Any]) -> None:
+    state = "equal" if outcome["equal"] else "DIFFERS"
+    replayed = f"replayed {outcome.get('replayed', 0):5} time {outcome.get('time')}"
+    print(f"{outcome['program']:44} {state:8} {replayed}", flush=True)
+    raised = [f"both raise {outcome['raises']}"] if "raises" in outcome else []
+    for line in (*outcome["differs"], *raised, *outcome.get("findings", ())):
+        print(f"    {line}", flush=True)
+
+
 def main() -> int:
     """Exit status 1 where a program differs from eager."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of names; all programs without one")
     parser.add_argument("--one", help="run this program here, and print what is found")
     parser.add_argument("--results", type=Path, help="where to write the list")
+    parser.add_argument("--jobs", type=int, default=1, help="how many programs run at a time; more disturb the times")
     given = parser.parse_args()
     if given.one:
         print(json.dumps(run_one(given.one)))
         return 0
+    chosen = [name for name in names() if not given.names or any(part in name for part in given.names)]
     results = []
-    for name in names():
-        if given.names and not any(part in name for part in given.names):
-            continue
-        outcome = _in_process(name)
-        results.append(outcome)
-        state = "equal" if outcome["equal"] else "DIFFERS"
-        print(f"{name:44} {state:8} replayed {outcome.get('replayed', 0):5} time {outcome.get('time')}", flush=True)
-        raised = [f"both raise {outcome['raises']}"] if "raises" in outcome else []
-        for line in (*outcome["differs"], *raised, *outcome.get("findings", ())):
-            print(f"    {line}", flush=True)
+    with ThreadPool(given.jobs) as pool:
+        for outcome in pool.imap(_in_process, chosen):
+            results.append(outcome)
+            _show(outcome)
     if given.results:
         # times are of one machine
         kept = [{name: done[name] for name in done if name != "time"} for done in results]
