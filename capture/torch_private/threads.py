@@ -1,9 +1,10 @@
 """Whether other threads may run users' code now; the one place that decides it.
 
 Threads are left out of which it is known that they do not: those that carry batches from and to the workers of a
-``DataLoader`` or code from those of a compiler, and those that update a progress bar. Most training programs have such
-threads. torch's documented interface does not name them; the stated fallback is that any thread which is not known
-counts: what must not be seen by others waits until it ends, and what was drawn meanwhile may be its draws.
+``DataLoader`` or code from those of a compiler, and those that update a progress bar or write what was logged. Most
+training programs have such threads. torch's documented interface does not name them; the stated fallback is that any
+thread which is not known counts: what must not be seen by others waits until it ends, and what was drawn meanwhile may
+be its draws.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import threading
 from capture.native import native
 from capture.torch_private.capabilities import NO_TASK, graph_task
 
-_HELPERS = ("multiprocessing.queues", "torch.utils.data._utils.pin_memory", "torch._inductor.", "tqdm.")
+_HELPERS = (
+    "multiprocessing.queues", "torch.utils.data._utils.pin_memory", "torch._inductor.",
+    "tqdm.", "rich.", "tensorboard.", "tensorboardX.", "wandb.sdk.",
+)  # fmt: skip
 """Modules of their classes, or of what they run. No rule stands for this list: other threads of torch's own, such as
-those of ``torch.nn.parallel``, run code of users, and those of an executor may from the next moment on."""
+those of ``torch.nn.parallel``, run code of users, those of an executor may from the next moment on, and a class that an
+installed package has for a thread may be the one in which a server runs models."""
 
 
 def others_may_run() -> bool:

@@ -248,6 +248,8 @@ def test_threads_that_run_no_code_of_users(monkeypatch: pytest.MonkeyPatch) -> N
     monitor.start()
     assert len(threading.enumerate()) == 3
     assert not threads.others_may_run()
+    monkeypatch.setattr(Monitor, "__module__", "tensorboard.summary.writer.event_file_writer")
+    assert not threads.others_may_run()
     with another_thread():
         assert threads.others_may_run()
     monitor.over.set()
