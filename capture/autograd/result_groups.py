@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections import Counter
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,7 +25,7 @@ from typing_extensions import override
 from capture.core.data import define, frozen
 from capture.core.interrupts import let_through
 from capture.torch_private import capabilities
-from capture.torch_private.autograd import CLEARS_SAVED, clear_saved, keeps_graph, nodes_above
+from capture.torch_private.autograd import CLEARS_SAVED, clear_saved, keeps_graph, nodes_above, sequence_number
 
 FREED = "a backward pass comes to tensors that one before it has freed, which has to be called with retain_graph=True"
 """As eager raises it, where results are differentiated one after another."""
@@ -79,29 +79,50 @@ class Part:
         return found
 
 
+@define(eq=False)
+class _Growing:
+    """Results that share nodes, and the numbers of the inputs that they lead to."""
+
+    results: set[int]
+    nodes: set[Any]
+    reached: set[int]
+
+    def add(self, other: _Growing) -> None:
+        self.results |= other.results
+        self.nodes |= other.nodes
+        self.reached |= other.reached
+
+    def span(self) -> tuple[int, int]:
+        """When its nodes were made: autograd runs what was made last first."""
+        numbers = [sequence_number(node) for node in self.nodes]
+        return min(numbers, default=0), max(numbers, default=0)
+
+
 def parts_of(results: Sequence[torch.Tensor], inputs: Sequence[GradientEdge], uses: Sequence[int]) -> tuple[Part, ...]:
-    """The parts of the graph behind these results. One node in the caller's graph leads from each result to all inputs:
-    a pass from one would come to what is above the inputs of another, and raise where a pass from that other has freed
-    it. Empty where all results lead to the same inputs, or where a sum of more than two gradients would be made in
-    another order."""
+    """The parts of the graph behind these results, in the order in which they were made. One node in the caller's graph
+    leads from each result to all inputs: a pass from one would come to what is above the inputs of another, and raise
+    where a pass from that other has freed it. Empty where all results lead to the same inputs, or where a sum of more
+    than two gradients would be made in another order: the body went to and fro between parts."""
     numbers = {(edge.node, edge.output_nr): number for number, edge in enumerate(inputs)}
-    ends, parts = {edge.node for edge in inputs}, list[tuple[set[int], set[Any], set[int]]]()
+    ends, parts = {edge.node for edge in inputs}, list[_Growing]()
     for at, result in enumerate(results):
         nodes = set(nodes_above([result], ends))
         edges = {(result.grad_fn, result.output_nr), *(edge for node in nodes for edge in node.next_functions)}
-        members, reached = {at}, {numbers[edge] for edge in edges if edge in numbers}
-        for part in [part for part in parts if part[1] & nodes]:
-            parts.remove(part)
-            members, nodes, reached = members | part[0], nodes | part[1], reached | part[2]
-        parts.append((members, nodes, reached))
-    counts = Counter(number for _, _, reached in parts for number in reached)
-    if all(reached == parts[0][2] for _, _, reached in parts):
+        part = _Growing({at}, nodes, {numbers[edge] for edge in edges if edge in numbers})
+        for other in [other for other in parts if not other.nodes.isdisjoint(nodes)]:
+            parts.remove(other)
+            part.add(other)
+        parts.append(part)
+    if all(part.reached == parts[0].reached for part in parts):
         return ()
-    if any(count > 1 and uses.count(number) > 2 for number, count in counts.items()):
-        return ()
+    in_order = sorted(((part.span(), min(part.results), part) for part in parts), key=lambda one: one[:2])
+    for number in {number for part in parts for number in part.reached if uses.count(number) > 2}:
+        spans = [span for span, _, part in in_order if number in part.reached]
+        if any(last >= first for (_, last), (first, _) in itertools.pairwise(spans)):
+            return ()
     return tuple(
-        Part(tuple(sorted(members)), tuple(at for at, number in enumerate(uses) if number in reached))
-        for members, _, reached in sorted(parts, key=lambda part: min(part[0]))
+        Part(tuple(sorted(part.results)), tuple(at for at, number in enumerate(uses) if number in part.reached))
+        for _, _, part in in_order
     )
 
 

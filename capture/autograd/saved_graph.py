@@ -310,7 +310,7 @@ class SavedGraph:
     groups: tuple[Group, ...] = ()
     """Of what is saved, where some results can be differentiated one after another."""
     parts: tuple[Part, ...] = ()
-    """Of the results, where there are ``groups`` and some lead to other inputs than others."""
+    """Of the results, where some lead to other inputs than others."""
     inputs: tuple[GradientEdge, ...] = ()
     """Where the gradients of arguments and then of ``parameters`` are computed."""
     uses: tuple[int, ...] = ()
@@ -630,9 +630,10 @@ class GraphSaver:
             self._note_edges(ends)
             self.program.inner_results = tuple([(at, _edge_of(attached[at])) for at in inner_results.found(attached)])
             saved = self._find_saved(list(detached.values()))
-            self.program.groups = self._groups(attached)
-            if self.program.groups and not (self.program.inner_results or self.program.repeats_input):
-                self.program.parts = parts_of(attached, self.program.inputs, self.program.uses)
+            if self._may_be_apart(attached):
+                self.program.groups = self._groups(attached)
+                if not (self.program.inner_results or self.program.repeats_input):
+                    self.program.parts = parts_of(attached, self.program.inputs, self.program.uses)
         pair = ForwardOutputs(_replaced(result, detached), tuple(detached.values()), tuple(saved))
         pair.program = self.program
         self._pair = pair
@@ -783,13 +784,16 @@ class GraphSaver:
                 self._hooks.append((node, SeveralUses(program.hooks.passes, several)))
         return tuple(number for number in range(len(program.inputs)) for _ in range(uses[number] or 1))
 
+    def _may_be_apart(self, attached: Sequence[torch.Tensor]) -> bool:
+        """Whether results may be differentiated one after another, as far as the body goes."""
+        if len(attached) == 1 or self.program.again.blocks or self.program.donates:
+            return False
+        with unseen():
+            return can_keep()
+
     def _groups(self, attached: Sequence[torch.Tensor]) -> tuple[Group, ...]:
         program = self.program
-        if len(attached) == 1 or program.again.blocks or program.donates:
-            return ()
         with unseen():
-            if not can_keep():
-                return ()
             return groups_of(attached, [edge.node for edge in program.inputs], program.hooks.saved_by)
 
     def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:

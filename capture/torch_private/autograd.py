@@ -127,6 +127,11 @@ number_of: Callable[[Any], int] = getattr(torch.autograd.function.BackwardCFunct
 """The number of the node of a Python function."""
 
 
+def sequence_number(node: Any) -> int:
+    """That of any node: one that is made later has a greater one. Where torch does not tell it, all have the same."""
+    return int(getattr(node, "_sequence_nr", _no_number)())
+
+
 def _holders(reference: weakref.ref[torch.Tensor]) -> tuple[int, int] | None:
     """Who holds a tensor, as Python and as torch count; None if it is gone."""
     tensor = reference()

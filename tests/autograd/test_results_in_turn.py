@@ -41,15 +41,31 @@ class Heads(nn.Module):
             return torch.tanh(self.a(x + y)), torch.sigmoid(self.b(x + y))
         if self.kind == "and one of both":
             return torch.tanh(self.a(x)), torch.tanh(self.b(y)), (x * y).sin()
+        if self.kind == "nothing saved":
+            return -x, y + 1, x + y
+        if self.kind == "views":
+            return (*(-x).unbind(0), *(y + 1).unbind(0))
+        if self.kind == "sums":
+            return x.sum(), (y * y).sum(), x.mean(0), (x * x).sum(), self.a(x).sum()
+        if self.kind == "to and fro":
+            first, second = x * 2, x * y
+            return second * 3, first.sin(), y + 1, (second + 1)
         first = torch.tanh(self.a(x))
         return first, first.detach() * torch.tanh(self.b(y))
 
 
-KINDS = ["apart", "both", "and one of both", "detached"]
+KINDS = {
+    "apart": 2, "both": 2, "and one of both": 3, "detached": 2,
+    "nothing saved": 3, "views": 6, "sums": 5, "to and fro": 4,
+}  # fmt: skip
+"""With the number of results."""
 
 
-def twins(kind: str, step: Callable[[int], Step], *, above: bool, calls: int = CALLS) -> Any:
-    """Calls beside eager ones. ``above``: inputs have graphs of their own, which a pass frees."""
+def twins(
+    kind: str, step: Callable[[int], Step], *, above: bool, calls: int = CALLS, outside: bool = False
+) -> Any:  # fmt: skip
+    """Calls beside eager ones. ``above``: inputs have graphs of their own, which a pass frees. ``outside``: the caller
+    uses the inputs after the call, too; what it computes are two results more."""
     torch.manual_seed(0)
     ours, eager = Heads(kind).to(DEVICE), Heads(kind).to(DEVICE)
     ours.load_state_dict(eager.state_dict())
@@ -60,7 +76,9 @@ def twins(kind: str, step: Callable[[int], Step], *, above: bool, calls: int = C
             torch.manual_seed(number)
             module.zero_grad()
             x, y = (torch.randn(3, 4, device=DEVICE).requires_grad_() for _ in range(2))
-            results = function(*((x * 0.7, y * 1.3) if above else (x, y)))
+            arguments = (x * 0.7, y * 1.3) if above else (x, y)
+            results = function(*arguments)
+            results = (*results, *(one * 0.3 for one in arguments)) if outside else results
             told = step(number)(results, x, y)
             gradients = [one.grad for one in (x, y, *module.parameters())]
             found.append((told, [None if one is None else one.tolist() for one in gradients]))
@@ -131,6 +149,8 @@ def passes(drawn: random.Random, count: int) -> Step:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_passes(kind: str, seed: int, above: bool) -> None:
-    drawn, count = random.Random(seed), 3 if kind == "and one of both" else 2
-    plans = [passes(drawn, count) for _ in range(3)]
-    twins(kind, lambda number: plans[number % 3] if number > 4 else in_turn, above=above, calls=14)
+    drawn, outside = random.Random(seed), seed % 2 == 1
+    plans = [passes(drawn, KINDS[kind] + 2 * outside) for _ in range(3)]
+    twins(
+        kind, lambda number: plans[number % 3] if number > 4 else in_turn, above=above, calls=14, outside=outside,
+    )  # fmt: skip
