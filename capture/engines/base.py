@@ -318,9 +318,9 @@ class SegmentedRecording(Recording, Protocol):
     def note_returned(self, read: Mapping[int, Any]) -> None:
         """Values that were read at its breaks in a call that an operator ended by raising, for ``answers``."""
 
-    def joins(self, other: Any, breaks: int) -> bool:
+    def joins(self, other: Any, breaks: int, given: Sequence[Mapping[int, str]] = ({}, {})) -> bool:
         """Whether both do the same with the same memory up to this number of breaks, so that each may go on where the
-        other comes to a break."""
+        other comes to a break. ``given``: for both, by register, what the numbers are that each replay puts."""
 
 
 @frozen(eq=False)

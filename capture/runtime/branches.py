@@ -279,7 +279,7 @@ class _Walk(Commit):
         """Put what follows from the read, or from the numbers of the call, where the recording has it. One that goes on
         from another has none of that so far."""
         if node.given is None or node.computed is None:
-            return not _lacks_numbers(node)
+            return not lacks_numbers(node)
         begin = number if node is self.given_to else BEFORE_READS
         self.given_to, numbers = node, node.computed.numbers(self.values, self.read)
         return all(node.given.put(at, numbers) for at in range(begin, number + 1))
@@ -469,7 +469,16 @@ def put_back(node: Node) -> None:
         _recording(node).put_back()
 
 
-def _lacks_numbers(node: Node) -> bool:
+def _put_by(node: Node) -> dict[int, str]:
+    """By register of its recording, by what the numbers are computed that a replay puts there."""
+    put: dict[int, str] = {}
+    if node.given is not None:
+        for register, formula in zip(node.given.places.registers, node.given.formulas, strict=True):
+            put[register] = " ".join(filter(None, [put.get(register), formula.text()]))
+    return put
+
+
+def lacks_numbers(node: Node) -> bool:
     """Whether operators would get the numbers of the recorded run. It is about to go."""
     return node.computed is not None and bool(node.computed.given) and node.given is None
 
@@ -522,7 +531,7 @@ def _join(node: Node) -> list[Node]:
         while same < min(len(node.reads), len(sibling.reads)) and node.reads[same] == sibling.reads[same]:
             same += 1
         parted = min(same + 1, len(node.reads), len(sibling.reads))
-        if parted and _recording(node).joins(sibling.recording, parted):
+        if parted and _recording(node).joins(sibling.recording, parted, [_put_by(node), _put_by(sibling)]):
             node.joined.add(sibling.number)
             sibling.joined.add(node.number)
         else:

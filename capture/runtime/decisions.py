@@ -852,16 +852,21 @@ def _floats_ask_no_more(
 def _first_seen(
     captured: Captured, call: Call, decisions: Decisions, own: Sequence[Number], wanted: frozenset[int]
 ) -> _Seen | None:  # fmt: skip
-    """A run with the numbers of the call and those that it reads by ``item()``. None where there are no numbers."""
+    """A run with the numbers of the call and those that it reads by ``item()``: a branch may read more than what is
+    known so far, as where the step of a further optimizer is in it. None where there are no numbers."""
+    may_be_more = bool(wanted)
     while own or wanted:
         seen = _seen(captured, call, decisions.positions, own, wanted)
         decisions.calls_foreign = decisions.calls_foreign or seen.facts.calls_foreign
         if seen.reads is None:
             return seen
-        fewer = frozenset(seen.reads.read)
-        if fewer == wanted:
+        found = frozenset(seen.reads.read)
+        if may_be_more:
+            found |= read_by_number(seen.facts, ())
+            may_be_more = False
+        if found == wanted:
             return seen
-        wanted = fewer
+        wanted = found
     return None
 
 

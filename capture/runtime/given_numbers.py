@@ -28,7 +28,7 @@ from capture.engines.base import LiftedNumbers, Number, NumbersToLift
 from capture.observe.capture_lock import locked
 from capture.observe.computed import Computed, Known, Left, Variable, same
 from capture.observe.run import ObservedRun
-from capture.runtime import numbers, record
+from capture.runtime import branches, numbers, record
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
@@ -142,6 +142,9 @@ def completed(
         result = make()
         made = [node for node in entry.nodes if node not in known]
         incomplete = [node for node in made if not _complete(captured, entry, tree, node, other)]
+        for node in made:
+            if node.given is not None and node in entry.nodes:
+                branches.begin_alike(entry, node, tree)
     finally:
         if other is not None:
             tree.forget(other)

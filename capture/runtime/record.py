@@ -246,7 +246,8 @@ def _put_in(entry: Entry, tree: Tree, node: Node) -> None:
     node.outputs.own = {}
     if tree.current is not node:
         tree.attach(node)
-    branches.begin_alike(entry, node, tree)
+    if not branches.lacks_numbers(node):  # else once it is known where it has them (``given_numbers``)
+        branches.begin_alike(entry, node, tree)
     if node not in entry.nodes:
         node.listed_in(entry.nodes, entry.parts)
         entry.made += 1

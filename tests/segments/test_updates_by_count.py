@@ -20,9 +20,12 @@ from capture.tree import thread_trees
 from tests.support.training_twins import CALLS, both, data
 
 
-@pytest.fixture(autouse=True)
-def _every_body_pays() -> Iterator[None]:
+@pytest.fixture(autouse=True, params=[True, False], ids=["checked", "unchecked"])
+def _every_body_pays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """With distributions that check their arguments, which the host reads, and without: torch's compiler turns that off
+    for all of a process."""
     thread_trees.forget_trees()
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", request.param)
     with warnings.catch_warnings(), config.patch(drop_slow=False, cache=False), torch.enable_grad():
         warnings.simplefilter("ignore", CaptureWarning)
         yield

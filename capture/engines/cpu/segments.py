@@ -61,6 +61,8 @@ class SegmentedTape(Tape):
         self._meetings: list[Callable[[Sequence[Any]], Any]] = []
         """The operators of the breaks."""
         self._keys: list[Key] = []
+        self._key_places: dict[int, Key] = {}
+        """Memory and geometry of each register, in a form that can be compared."""
         self._written = _Written()
         self._written_at: list[_Written] = []
         """The same before each break."""
@@ -143,7 +145,7 @@ class SegmentedTape(Tape):
         if self._is_apart:
             places = {number: (_key_of_root(root), geometry)
                       for root in self._roots for geometry, number in root.registers.items()}  # fmt: skip
-            self._keys = [_key_of_step(step, places) for step in self._steps]
+            self._keys, self._key_places = [_key_of_step(step, places) for step in self._steps], places
 
     @override
     def _is_local(self, root: TapeMemory, number: int) -> bool:
@@ -395,14 +397,21 @@ class SegmentedTape(Tape):
             return type(template)([self._given(member, leaves) for member in template])
         return self.value(template)
 
-    def joins(self, other: SegmentedTape, breaks: int) -> bool:
+    def joins(self, other: SegmentedTape, breaks: int, given: Sequence[Mapping[int, str]] = ({}, {})) -> bool:
         """See ``SegmentedRecording``."""
-        return self.staged == other.staged and self._trunk(breaks) == other._trunk(breaks)
+        mine, theirs = given
+        return self.staged == other.staged and self._trunk(breaks, mine) == other._trunk(breaks, theirs)
 
-    def _trunk(self, breaks: int) -> list[Key]:
+    def _trunk(self, breaks: int, given: Mapping[int, str]) -> list[Key]:
         """What happened before the break, and what its operator gets: what it gives is told by what was read."""
         end = [at for at, step in enumerate(self._steps) if step.form == "break"][breaks - 1]
-        return [*self._keys[:end], self._keys[end][:-1]]
+        keys = self._keys[: end + 1]
+        if self.lifted:  # since the keys were made
+            places = {**self._key_places, **{number: ("number", given.get(number)) for number in self.lifted}}
+            for at, step in enumerate(self._steps[: end + 1]):
+                if not self.lifted.keys().isdisjoint(registers_in((step.args, step.kwargs))):
+                    keys[at] = _key_of_step(step, places)
+        return [*keys[:end], keys[end][:-1]]
 
     # ---------------------------------------------------------------------------------------------- what is another way
 
@@ -441,6 +450,7 @@ class SegmentedTape(Tape):
         self._segments, self._breaks, self._meetings, self._written = [_in_segments], [], [], _Written()
         self._begins, self._returned, self._kept, self._written_at = [], {}, None, []
         self._islands, self._places, self._given_to, self._builders = {}, {}, {}, {}
+        self._key_places = {}
         self._copies, self._through, self._keeps_first = ([], [], None), None, False
 
 

@@ -141,8 +141,9 @@ class SegmentedGraphs(CudaRecording):
     def note_returned(self, read: Mapping[int, Any]) -> None:
         """See ``SegmentedRecording``. No kernel stops a call."""
 
-    def joins(self, other: SegmentedGraphs, breaks: int) -> bool:
-        """See ``SegmentedRecording``. Copies of the host's tensors lie elsewhere in every recording."""
+    def joins(self, other: SegmentedGraphs, breaks: int, given: Sequence[Mapping[int, str]] = ({}, {})) -> bool:
+        """See ``SegmentedRecording``. Copies of the host's tensors lie elsewhere in every recording. Of numbers that a
+        replay puts, two recordings have those that they were made with."""
         ours, theirs = self._up_to(breaks), other._up_to(breaks)
         apart = self._input_copies.device_copies or other._input_copies.device_copies
         return ours is not None and not apart and self._staged == other._staged and ours == theirs
