@@ -16,6 +16,7 @@ import torch
 from attrs import evolve
 from typing_extensions import override
 
+from capture.autograd import unreached
 from capture.core.data import frozen
 from capture.torch_private.autograd import is_leaf_node
 from capture.torch_private.capabilities import function_apply
@@ -88,8 +89,10 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         saved, order = iter(ctx.saved_tensors), ctx.order.after(grads)
         tensors = [next(saved) if there else None for there in ctx.there]
-        made = apply(order, tensors, [grad for grad in grads if grad is not None])
-        return (None, *[None] * order.num_saved, *made)
+        made = [*[None] * order.num_saved, *apply(order, tensors, [grad for grad in grads if grad is not None])]
+        came = [grad is not None for grad, there in zip(made, ctx.there, strict=False) if there]
+        unreached.leave_out_hooks(ctx.next_functions, came)
+        return (None, *made)
 
 
 class _Handle(torch.autograd.Function):

@@ -29,7 +29,7 @@ import torch
 from attrs import field
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
-from capture.autograd import inner_results, leaf_swap, live_graph
+from capture.autograd import inner_results, leaf_swap, live_graph, unreached
 from capture.autograd.leaf_swap import Lent, lent, lent_in_this_thread
 from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
 from capture.autograd.recomputation import Blocks, Recomputation
@@ -311,6 +311,8 @@ class SavedGraph:
     """Of what is saved, where some results can be differentiated one after another."""
     parts: tuple[Part, ...] = ()
     """Of the results, where some lead to other inputs than others."""
+    reaching: tuple[int, ...] = ()
+    """Of each of ``inputs``, bit by bit, the results that lead to it. Empty where all lead to all."""
     inputs: tuple[GradientEdge, ...] = ()
     """Where the gradients of arguments and then of ``parameters`` are computed."""
     uses: tuple[int, ...] = ()
@@ -630,6 +632,8 @@ class GraphSaver:
             self._note_edges(ends)
             self.program.inner_results = tuple([(at, _edge_of(attached[at])) for at in inner_results.found(attached)])
             saved = self._find_saved(list(detached.values()))
+            if len(attached) > 1:
+                self.program.reaching = unreached.reaching(attached, self.program.inputs)
             if self._may_be_apart(attached):
                 self.program.groups = self._groups(attached)
                 if not (self.program.inner_results or self.program.repeats_input):

@@ -174,7 +174,8 @@ def _switched_on(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> Iterator[
 
 def _partly_reached(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> Iterator[GradientObstacle]:
     """Where only some results are used, the one node of the caller's graph tells inputs that eager would not reach that
-    there is no gradient for them. Hooks and functions of users may not expect that."""
+    there is no gradient for them. Hooks and functions of users may not expect that. (Hooks of leaves are left out then:
+    ``capture.autograd.unreached``.)"""
     tensors = [
         leaf.value for leaf in outputs if isinstance(leaf.value, torch.Tensor) and leaf.value.grad_fn is not None
     ]
@@ -184,7 +185,7 @@ def _partly_reached(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> Iterat
     for ends in reached:
         for key, tensor in ends.items():
             users = isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction)
-            if key not in everywhere and (tensor._backward_hooks or users):
+            if key not in everywhere and (users or (tensor._backward_hooks and tensor.grad_fn is not None)):
                 reason = "not every result depends on an input with hooks, or with a backward function of its own"
                 yield GradientObstacle(path=None, reason=reason)
                 return

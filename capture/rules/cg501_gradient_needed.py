@@ -50,7 +50,7 @@ of it alone (some inputs, one of two results that share nothing), a second backw
 part saved, may raise here and not in eager. One that raises leaves other gradients behind. A result that another result
 is made of has no part in that one's graph: where hooks, `retain_grad` or `torch.autograd.grad` ask for its gradient,
 calls to come are eager. A hook that is put on it for the first time after replays sees, in that pass, what comes from
-outside only. A hook put on a parameter later gets None where only results are used that do not depend on it.
+outside only.
 """
 
 from __future__ import annotations

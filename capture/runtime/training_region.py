@@ -22,7 +22,7 @@ import torch
 from attrs import evolve
 from typing_extensions import override
 
-from capture.autograd import accumulate_grad, higher_order, inner_results, leaf_swap, sole_use
+from capture.autograd import accumulate_grad, higher_order, inner_results, leaf_swap, sole_use, unreached
 from capture.autograd.backward_timer import BackwardTimer
 from capture.autograd.recomputation import drawing_from
 from capture.autograd.result_groups import Keepers, Part
@@ -756,6 +756,15 @@ class Frame:
         count = len(self._program.uses) if self.anchor is None else len(self._program.wanted)
         return *[gradients[at] for at in self.part.uses if at < count], *gradients[count:]
 
+    def leave_out_hooks(self, node: Any, grads: Sequence[Any]) -> None:
+        """As far as leaves have some to which the results that these gradients come to do not lead."""
+        program = self._program
+        if not program.reaching or self.anchor is not None or all(grad is not None for grad in grads):
+            return
+        come = sum(1 << at for at, grad in enumerate(grads) if grad is not None)
+        is_reached = [bool(program.reaching[number] & come) for number in program.uses]
+        unreached.leave_out_hooks(self._above(node), is_reached)
+
     def _above(self, node: Any) -> Sequence[tuple[Any, int]]:
         """What is above each use of an input in the caller's graph."""
         above: Sequence[tuple[Any, int]] = node.next_functions
@@ -914,6 +923,7 @@ class _Gradients(torch.autograd.Function):
             if keeps:  # they become a part of the caller's graph
                 native.tell_uses(saved)
         found = frame.gradients(ctx, (*frame.inner, *saved), grads)
+        frame.leave_out_hooks(ctx, grads)
         if frame.inner and torch_autograd.TELLS_KEEP_GRAPH and not torch_autograd.keeps_graph():
             frame.inner = ()
         if keepers is not None:
