@@ -832,7 +832,9 @@ def _floats_ask_no_more(
     captured: Captured, call: Call, decisions: Decisions, first: _Seen, own: Sequence[Number]
 ) -> bool:  # fmt: skip
     """A float on the left of a whole number (``0.25 > n``, ``0.1 * n``) asks it nothing, and no other whole number with
-    the same answers need show it. So a run has numbers that such a float asks, and computes and asks the same."""
+    the same answers need show it. Nor need one show what follows from an index or a length (``len(range(n))``), which
+    is a plain number. So a run has numbers that such a float asks, computes and asks the same, and takes none for an
+    index, but one that the answers tell."""
     read = {} if first.reads is None else first.reads.read
     if not any(type(value) is int for value in (*own, *read.values())):
         return True
@@ -844,8 +846,9 @@ def _floats_ask_no_more(
         if run is None or run.error is not error:
             raise
         return False  # the body takes no such numbers
-    if any(isinstance(one, tuple) for index in seen.noting.indices for one in index.origins()):
-        return False  # no operator of a recording takes another index
+    not_told = seen.noting.not_told()
+    if any(index.text() in not_told for index in seen.noting.indices):
+        return False
     return not seen.noting.is_read and first.noting.texts() == seen.noting.texts()
 
 

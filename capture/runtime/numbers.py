@@ -237,7 +237,7 @@ def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> Watch
     own: list[Number] = [call.values[at] for at in positions]
     has_int = any(type(one) is int for one in own)
     both = _with_wholes(captured, call, positions, own) if has_int else _noted(captured, call, positions, own)
-    if both is None:
+    if both is None or both.takes_index:  # what follows from an index is not seen
         return None
     if both.asked or both.is_rounded:
         shows = not captured.lifted  # later the same numbers may count for the answers alone
@@ -256,10 +256,7 @@ def _goes_on_alike(
     captured: Captured, call: Call, positions: Sequence[int], watched: Watched, own: Sequence[Number], *, shows: bool
 ) -> bool:  # fmt: skip
     """Whether a run with other numbers, of which the body is answered the same, does the same. ``shows``: operators
-    have to see that they are others, as numbers that count for nothing but the answers are left to ``decisions``.
-    Numbers nearby would be indices as well, so none may be."""
-    if watched.takes_index:
-        return False
+    have to see that they are others, as numbers that count for nothing but the answers are left to ``decisions``."""
     values, kinds = watched.values(own), [type(one) for one in own]
     tried = itertools.islice(others_than(own, watched.formulas), _MOST_OTHERS)
     for others in tried:
