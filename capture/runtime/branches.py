@@ -31,10 +31,11 @@ from capture.engines.base import Found, IslandCall, SegmentedRecording, found
 from capture.engines.registry import backend_for
 from capture.engines.undo import Undo
 from capture.guards.recording_guard import changes_of_state
+from capture.key.attributes import MISSING
 from capture.key.signature import Leaf
 from capture.native import native
 from capture.observe.computed import Computed
-from capture.observe.islands import Outcome, answer, perform, settle
+from capture.observe.islands import Outcome, StateChange, answer, perform, settle
 from capture.observe.operator_schema import read_text
 from capture.observe.returned_value import ASKED, RETURNED, AsReturned, as_returned
 from capture.runtime.captured import Captured
@@ -43,6 +44,8 @@ from capture.runtime.formula_program import BEFORE_READS, FormulaProgram, progra
 from capture.runtime.noted_numbers import Formula
 from capture.runtime.replay import Commit
 from capture.state.body_run import BodyRun
+from capture.state.optimizers import set_by_schedule
+from capture.state.source import Source
 from capture.tree.liveness import hold
 from capture.tree.node import Node
 from capture.tree.tree import Tree
@@ -98,6 +101,15 @@ def _with_islands(facts: Facts, device: str, *, is_whole: bool) -> Facts:
     fix = "gradients" if "gradients" in obstacle else ""
     explained = [island if island.obstacle else evolve(island, obstacle=obstacle, fix=fix) for island in facts.islands]
     return evolve(facts, islands=tuple(explained))
+
+
+def _differing(held: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[StateChange]:
+    """The names of these dicts that have others than the former values, which come after each dict."""
+    return [
+        StateChange(Source("item", names, name, name), before.get(name, MISSING), names.get(name, MISSING))
+        for names, before in held for name in {**before, **names}
+        if before.get(name, MISSING) is not names.get(name, MISSING)
+    ]  # fmt: skip
 
 
 @frozen(eq=False)
@@ -366,6 +378,7 @@ class _Walk(Commit):
         count, put_off = len(self.islands), list[BaseException]()
         before = tree.recording
         outcomes, changed, changes = list[Outcome](), list[bool](), list[Any]()
+        held = [(names, dict(names)) for names in set_by_schedule(call.function, call.args)]
 
         def keep_outcome(outcome: Outcome) -> None:
             outcomes[:] = [outcome]
@@ -386,6 +399,7 @@ class _Walk(Commit):
             if not changed:
                 has_changed = bool(node.check(self.leaves))
                 changes[:] = changes_of_state(node.guard) if has_changed and node.guard is not None else ()
+                changes.extend(_differing(held) if has_changed else ())
                 changed.append(has_changed)
             outcome = outcomes[0]
             if changed[0]:

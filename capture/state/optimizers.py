@@ -491,6 +491,21 @@ def _reach_of_schedule(schedule: LRScheduler) -> dict[int, Any] | None:
     return reached | {id(holder): holder for holder in holders}
 
 
+def set_by_schedule(function: Callable[..., Any], args: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """The dicts in which the step of a schedule, as an island, may give names other values: those of the schedule, of
+    schedules that it has, and the settings of their optimizers. Empty for all other functions."""
+    is_step = len(args) > 0 and issubclass(type(args[0]), LRScheduler) and _kinds.get(type(args[0])) is function
+    todo, found = [args[0]] if is_step else [], dict[int, dict[str, Any]]()
+    while todo:
+        own = vars(todo.pop())
+        if id(own) not in found:
+            found[id(own)] = own
+            values = [*own.values(), *[one for value in own.values() if type(value) in (list, tuple) for one in value]]
+            todo += [value for value in values if issubclass(type(value), LRScheduler)]
+            found |= {id(group): group for group in _groups(own["optimizer"])} if "optimizer" in own else {}
+    return [*found.values()]
+
+
 def is_stand_in(value: Any) -> bool:
     """Whether this replaces an optimizer's ``step`` while a body is watched."""
     return issubclass(type(value), types.FunctionType) and value in _stand_ins
