@@ -17,7 +17,8 @@ A read that gives another value in call after call, such as a loss for the log, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from types import CodeType
 from typing import Any, Literal, cast
 
 import torch
@@ -30,6 +31,7 @@ from capture.core.interrupts import is_interrupt
 from capture.engines.base import Found, IslandCall, SegmentedRecording, found
 from capture.engines.registry import backend_for
 from capture.engines.undo import Undo
+from capture.guards.names_used import uses_of
 from capture.guards.recording_guard import changes_of_state
 from capture.key.attributes import MISSING
 from capture.key.signature import Leaf
@@ -397,7 +399,7 @@ class _Walk(Commit):
                 return None
             call.forget()
             if not changed:
-                has_changed = bool(node.check(self.leaves))
+                has_changed = bool(node.check(self.leaves)) or self._sets_inputs(node)
                 changes[:] = changes_of_state(node.guard) if has_changed and node.guard is not None else ()
                 changes.extend(_differing(held) if has_changed else ())
                 changed.append(has_changed)
@@ -419,6 +421,15 @@ class _Walk(Commit):
         if put_off:
             raise put_off[0]
         return result
+
+    def _sets_inputs(self, node: Node) -> bool:
+        """Whether an island gave a number in Python state that is an input of the call another value, and code of the
+        body knows it by name: what a recording has of it is from the begin of the call."""
+        places = self.captured.binder.places
+        given = self.values[len(self.values) - len(places) :]
+        names = [one.name for one, value in zip(places, given, strict=True) if one.read() is not value]
+        ran: Collection[CodeType] = node.guard.ran if names and node.guard is not None else ()
+        return any(name in uses_of(code).names for code in ran for name in names)
 
     @override
     def finish(self, ended: bool) -> Any:
