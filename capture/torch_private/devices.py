@@ -6,8 +6,10 @@ For what lies below the engines: a run that is watched has none yet. Whoever has
 from __future__ import annotations
 
 import functools
+import operator
 import platform
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -21,17 +23,18 @@ ACCELERATOR_METHODS = frozenset(["cuda"])
 """Methods of a tensor that move it to the device they are named after."""
 
 
-_deeper = getattr(torch, "autocast_increment_nesting", None)
-_out = getattr(torch, "autocast_decrement_nesting", None)
+_DEEPER_AND_OUT: tuple[Any, ...] = tuple(
+    getattr(torch, f"autocast_{name}_nesting", None) for name in ("increment", "decrement")
+)
 
 
 def autocast_depth() -> int:
     """How many blocks of autocast are open in this thread; with the last one its cache goes. 1 where torch does not
-    tell."""
-    if _deeper is None or _out is None:
+    tell. Both calls are made by C code: an interrupt between them would leave the thread in a block for ever, in which
+    weights are cast once for all steps."""
+    if None in _DEEPER_AND_OUT:
         return 1
-    _deeper()
-    return int(_out())
+    return int([*map(operator.call, _DEEPER_AND_OUT)][1])
 
 
 def has_captures() -> bool:

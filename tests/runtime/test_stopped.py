@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import signal
+import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from capture.observe import operator_schema, run
 from capture.observe.capture_lock import capture_lock
 from capture.observe.dispatch_mode import ObserveMode
 from capture.runtime import record
+from capture.torch_private import devices
 from capture.tree import thread_trees
 from tests.support.device import DEVICE
 from tests.support.injection import (
@@ -114,6 +116,39 @@ def test_stopped_while_a_run_is_compared(body: str) -> None:
         if (outcome := stopped_program(body, 2, at, MemoryError, lines=True)).wrong
     ]  # fmt: skip
     assert not wrong, wrong
+
+
+def test_stopped_while_blocks_of_autocast_are_counted() -> None:
+    """Torch tells the number of this thread's blocks by opening one more. Left open, it keeps what autocast casts of
+    weights for all that follows."""
+
+    def stop_at(at: int) -> bool:
+        """Raise at this event of the function; whether there is one."""
+        left = at
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal left
+            if frame.f_code is not devices.autocast_depth.__code__:
+                return None
+            left -= 1
+            if left == 0 and event != "exception":
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            assert devices.autocast_depth() == 0
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        return left <= 0
+
+    events = 0
+    while stop_at(events + 1):
+        events += 1
+        assert (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()) == (1, 0)
+    assert events > 2
 
 
 class _InDefaultDevice(Stopping):

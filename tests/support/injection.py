@@ -243,6 +243,8 @@ def surroundings() -> dict[str, Any]:
     return {
         "grad": torch.is_grad_enabled(), "inference": torch.is_inference_mode_enabled(), "gc": gc.isenabled(),
         "modes": torch._C._len_torch_dispatch_stack(), "autocast cache": torch.is_autocast_cache_enabled(),
+        "autocast": [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
+        "blocks of autocast": (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()),
         "stand-ins": {name: value for name, value in torch.Tensor.__dict__.items() if name != "__dict__"},
         "modules": {name: value for name, value in nn.Module.__dict__.items() if name != "__dict__"},
         "recording": any(tree.recording for tree in trees_here().values()),
