@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from capture.core import forks
+from capture.native import native
 from capture.torch_private.autograd import at_end_of_pass, is_leaf_node, nodes_above
 from capture.torch_private.capabilities import graph_task
 
@@ -46,6 +47,7 @@ class _Quiet:
 
 
 _changing = forks.lock()
+"""Held while hooks are exchanged. C takes it and gives it back: ``with`` may be interrupted between the two."""
 
 
 def leave_out_hooks(above: Sequence[tuple[Any, int]], is_reached: Sequence[bool]) -> None:
@@ -84,20 +86,26 @@ def _is_new(leaf: torch.Tensor) -> Callable[[Any], bool]:
 
 
 def _quieten(hooks: Any, is_met: Callable[[Any], bool], task: int) -> list[tuple[Any, Any, _Quiet]]:
-    changed = []
-    with _changing:
-        for key, hook in list(hooks.items()):
-            quiet = hook if isinstance(hook, _Quiet) else _Quiet(hook, is_met)
-            if task not in quiet.tasks:
-                quiet.tasks.add(task)
-                hooks[key] = quiet
-                changed.append((hooks, key, quiet))
+    changed: list[tuple[Any, Any, _Quiet]] = []
+    native.locked(_changing, _put_quiet, (hooks, is_met, task, changed), forks.wait_on)
     return changed
 
 
+def _put_quiet(hooks: Any, is_met: Callable[[Any], bool], task: int, changed: list[tuple[Any, Any, _Quiet]]) -> None:
+    for key, hook in list(hooks.items()):
+        quiet = hook if isinstance(hook, _Quiet) else _Quiet(hook, is_met)
+        if task not in quiet.tasks:
+            quiet.tasks.add(task)
+            hooks[key] = quiet
+            changed.append((hooks, key, quiet))
+
+
 def _put_back(changed: Sequence[tuple[Any, Any, _Quiet]], task: int) -> None:
-    with _changing:
-        for hooks, key, quiet in changed:
-            quiet.tasks.discard(task)
-            if not quiet.tasks and hooks.get(key) is quiet:
-                hooks[key] = quiet.hook
+    native.locked(_changing, _put_hooks, (changed, task), forks.wait_on)
+
+
+def _put_hooks(changed: Sequence[tuple[Any, Any, _Quiet]], task: int) -> None:
+    for hooks, key, quiet in changed:
+        quiet.tasks.discard(task)
+        if not quiet.tasks and hooks.get(key) is quiet:
+            hooks[key] = quiet.hook
