@@ -420,16 +420,18 @@ class _Learned:
 
 
 def _learned(
-    captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int], facts: Facts | None = None
+    captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int], facts: Facts | None = None, *,
+    is_branch: bool = False,
 ) -> _Learned:  # fmt: skip
     """Run the body with the numbers of a call and others, and keep what that shows. ``wanted``: reads of which formulas
-    may take the value; ``facts``: of a plain run of such a call, with the numbers of another step."""
+    may take the value; ``facts``: of a plain run of such a call, with the numbers of another step. ``is_branch``: the
+    call went another way than those before, on which it may read more."""
     run = BodyRun()
     if call.binder.places and others_may_run():  # who would see the numbers put there
         decisions.forbid(call.values)
         return _Learned(is_enough=False)
     try:
-        proof = body_run.during(run, _shared, (captured, call, decisions, wanted, facts))
+        proof = body_run.during(run, _shared, (captured, call, decisions, wanted, facts, is_branch))
     except Exception as error:
         let_through(error)
         if run.error is not error:
@@ -526,7 +528,7 @@ def proves_branch(captured: Captured, entry: Entry, bound: Call, reads: tuple[st
     if entry.branch_proofs > 2 * MOST_BRANCHES:
         return False
     wanted = frozenset(number for one in decisions.candidates() for number in one.taken)
-    learned = _learned(captured, bound, decisions, wanted)
+    learned = _learned(captured, bound, decisions, wanted, is_branch=True)
     if learned.unplaced:
         _takes_more_places(captured, entry, bound, wanted)
     is_enough = learned.is_enough is True and not learned.unplaced
@@ -730,7 +732,7 @@ def _form(seen: _Seen, numbers: Numbers) -> tuple[Any, ...] | None:
 
 
 def _shared(
-    captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int], facts: Facts | None
+    captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int], facts: Facts | None, is_branch: bool
 ) -> _Proof | None:  # fmt: skip
     """A proof for a call of another size takes one run where the same code does the same with numbers; else it is made
     anew."""
@@ -739,7 +741,7 @@ def _shared(
         proof = _shown_again(captured, call, decisions, shown, own, facts)
         if proof is not None:
             return proof
-    return _proof(captured, call, decisions, wanted)
+    return _proof(captured, call, decisions, wanted, is_branch=is_branch)
 
 
 def _shown_again(
@@ -786,12 +788,14 @@ def _shown_again(
     )  # fmt: skip
 
 
-def _proof(captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int]) -> _Proof | None:
+def _proof(
+    captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int], *, is_branch: bool
+) -> _Proof | None:  # fmt: skip
     """Run the body. None where it asks nothing, and formulas have nothing."""
     own = decisions.own(call.values)
     if own is None:
         return None
-    first = _first_seen(captured, call, decisions, own, wanted)
+    first = _first_seen(captured, call, decisions, own, wanted, is_branch=is_branch)
     if first is None:
         return None
     asked = dict(itertools.takewhile(lambda one: not is_of_read(one[0]), first.noting.questions.items()))
@@ -853,17 +857,16 @@ def _floats_ask_no_more(
 
 
 def _first_seen(
-    captured: Captured, call: Call, decisions: Decisions, own: Sequence[Number], wanted: frozenset[int]
+    captured: Captured, call: Call, decisions: Decisions, own: Sequence[Number], wanted: frozenset[int], *,
+    is_branch: bool,
 ) -> _Seen | None:  # fmt: skip
     """A run with the numbers of the call and those that it reads by ``item()``: a branch may read more than what is
     known so far, as where the step of a further optimizer is in it. None where there are no numbers."""
-    may_be_more = bool(wanted)
+    may_be_more = is_branch
     while own or wanted:
         seen = _seen(captured, call, decisions.positions, own, wanted)
         decisions.calls_foreign = decisions.calls_foreign or seen.facts.calls_foreign
-        if seen.reads is None:
-            return seen
-        found = frozenset(seen.reads.read)
+        found = frozenset() if seen.reads is None else frozenset(seen.reads.read)
         if may_be_more:
             found |= read_by_number(seen.facts, ())
             may_be_more = False
