@@ -741,7 +741,7 @@ def _shared(
         proof = _shown_again(captured, call, decisions, shown, own, facts)
         if proof is not None:
             return proof
-    return _proof(captured, call, decisions, wanted, is_branch=is_branch)
+    return _proof(captured, call, decisions, wanted, is_branch)
 
 
 def _shown_again(
@@ -789,7 +789,7 @@ def _shown_again(
 
 
 def _proof(
-    captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int], *, is_branch: bool
+    captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int], is_branch: bool
 ) -> _Proof | None:  # fmt: skip
     """Run the body. None where it asks nothing, and formulas have nothing."""
     own = decisions.own(call.values)

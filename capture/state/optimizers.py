@@ -33,7 +33,7 @@ from capture.key.code_names import MISSING, part_of
 from capture.key.computing import holders_read
 from capture.key.signature import training_reader
 from capture.state.snapshot import Change, Snapshot
-from capture.state.source import reference_to
+from capture.state.source import only_gradient, reference_to, whose_gradient
 from capture.torch_private.autograd import hooks_of_accumulation
 from capture.torch_private.optimizers import has_hooks
 
@@ -305,10 +305,13 @@ class Optimizers:
         there.difference_update(stand_ins)
         there -= {id(parameter()) for parameter in self._parameters}
         owners = {id(tensor): several for several in before.tensors.values() for _, tensor in several}
+        have = {id(one) for reference in self._parameters if (one := whose_gradient(reference)) is not None}
         for key, candidate in candidates.items():
             if key in there:
                 sources = [source for source, tensor in owners.get(key, ()) if tensor is candidate]
-                self._parameters.append(reference_to(candidate, sources))
+                gradient = only_gradient(sources)
+                if gradient is None or id(gradient.holder) not in have:
+                    self._parameters.append(reference_to(candidate, sources))
 
     def tables(self) -> set[int]:
         """``id`` of the dicts that hold what optimizers keep of parameters: each step has other values there."""

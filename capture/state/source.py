@@ -6,7 +6,7 @@ import contextvars
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -175,14 +175,40 @@ def lasting(holder: Any) -> Callable[[], Any]:
     return (lambda: holder) if isinstance(holder, torch.nn.Parameter) else weakref.ref(holder)
 
 
-def reference_to(tensor: torch.Tensor, sources: Iterable[Source]) -> Reference:
+def reference_to(tensor: torch.Tensor, sources: Sequence[Source]) -> Reference:
     """Gives a tensor without keeping it alive. One that a module has is looked up in the module: torch swaps no tensor
-    that has a weak reference (``torch.utils.swap_tensors``, and ``Module.to`` where that is asked to swap)."""
+    that has a weak reference (``torch.utils.swap_tensors``, and ``Module.to`` where that is asked to swap). What is but
+    a gradient is the one that its tensor has by then: each step makes another one."""
+    if (gradient := only_gradient(sources)) is not None:
+        above = [] if gradient.parent is None else [gradient.parent]
+        return functools.partial(_gradient_of, reference_to(gradient.holder, above))
     for source in sources:
         module = source.parent.get() if source.kind in ("parameter", "buffer") and source.parent is not None else None
         if isinstance(module, torch.nn.Module):
             return functools.partial(_member_of, weakref.ref(module), f"_{source.kind}s", source.name)
     return weakref.ref(tensor)
+
+
+def only_gradient(sources: Sequence[Source]) -> Source | None:
+    """The first source, if a value is kept as the gradient of tensors and nowhere else."""
+    are_gradients = all(
+        source.kind == "attribute" and source.name == "grad" and issubclass(type(source.holder), torch.Tensor)
+        for source in sources
+    )
+    return sources[0] if sources and are_gradients else None
+
+
+def _gradient_of(reference: Reference) -> torch.Tensor | None:
+    tensor = reference()
+    return tensor.grad if tensor is not None and tensor.is_leaf else None
+
+
+def whose_gradient(reference: Reference) -> torch.Tensor | None:
+    """The tensor, where the reference gives its gradient."""
+    if not isinstance(reference, functools.partial) or reference.func is not _gradient_of:
+        return None
+    found: torch.Tensor | None = reference.args[0]()
+    return found
 
 
 def _member_of(reference: weakref.ref[torch.nn.Module], table: str, name: str) -> torch.Tensor | None:

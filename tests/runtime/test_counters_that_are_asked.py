@@ -423,6 +423,37 @@ def test_accumulation_with_a_counter_in_a_dict() -> None:
         assert replays > CALLS // 3
 
 
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", MAKERS)
+def test_accumulated_gradients_are_new_tensors_in_every_fourth_call(name: str) -> None:
+    """That they are other ones adds nothing to the key."""
+
+    def program(wrap: Wrap) -> Step:
+        torch.manual_seed(0)
+        net, own = nn.Linear(4, 1), Own()
+        optimizer = MAKERS[name](net.parameters())
+
+        @wrap
+        def train(x: Tensor) -> Tensor:
+            loss = net(x).pow(2).mean() / 4
+            loss.backward()
+            own.n += 1
+            if own.n % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            return torch.clone(loss.detach())
+
+        def step(_: int) -> Any:
+            with torch.enable_grad():
+                return train(torch.randn(8, 4)).clone(), own.n, net.state_dict(), optimizer.state_dict()
+
+        return step
+
+    replays = twins(program)
+    if DEVICE.type == "cpu":
+        assert replays > CALLS // 2
+
+
 def test_capture_tells_that_answers_stand_for_the_counter() -> None:
     own = Own()
     f = capture(lambda x: every_fourth(own, x))
