@@ -406,10 +406,11 @@ class SegmentedTape(Tape):
         """What happened before the break, and what its operator gets: what it gives is told by what was read."""
         end = [at for at, step in enumerate(self._steps) if step.form == "break"][breaks - 1]
         keys = self._keys[: end + 1]
-        if self.lifted:  # since the keys were made
-            places = {**self._key_places, **{number: ("number", given.get(number)) for number in self.lifted}}
+        if given:  # since the keys were made; other numbers are told by what they were then
+            lifted = {number: _key_of(value, {}) for number, value in self.lifted.items()}
+            places = {**self._key_places, **lifted, **{number: ("number", text) for number, text in given.items()}}
             for at, step in enumerate(self._steps[: end + 1]):
-                if not self.lifted.keys().isdisjoint(registers_in((step.args, step.kwargs))):
+                if not given.keys().isdisjoint(registers_in((step.args, step.kwargs))):
                     keys[at] = _key_of_step(step, places)
         return [*keys[:end], keys[end][:-1]]
 
