@@ -65,6 +65,14 @@ def twins_with_hooks(make: Callable[[], nn.Module], **options: Any) -> tuple[Any
     return mine, theirs, {id(mine): [], id(theirs): []}
 
 
+def twins_with_every_leaf_hooked(register: Register) -> tuple[Any, Any, dict[int, Log]]:
+    mine, theirs, logs = twins_with_hooks(Shared)
+    for model in (mine, theirs):
+        for parameter in model.parameters():
+            register(parameter, logs[id(model)])
+    return mine, theirs, logs
+
+
 @pytest.mark.parametrize("begin", [0, 4])
 @pytest.mark.parametrize("clears", [True, False])
 @HOOKS
@@ -127,10 +135,7 @@ def test_hooks_of_arguments(register: Register) -> None:
 
 @HOOKS
 def test_other_code_in_the_same_pass_reaches_the_leaf(register: Register) -> None:
-    mine, theirs, logs = twins_with_hooks(Shared)
-    for model in (mine, theirs):
-        for parameter in model.parameters():
-            register(parameter, logs[id(model)])
+    mine, theirs, logs = twins_with_every_leaf_hooked(register)
 
     def step(model: Any, number: int) -> Tensor:
         model.zero_grad()
@@ -149,10 +154,7 @@ def test_other_code_in_the_same_pass_reaches_the_leaf(register: Register) -> Non
 @pytest.mark.filterwarnings("ignore:CG501")
 @HOOKS
 def test_passes_for_gradients_of_gradients(register: Register) -> None:
-    mine, theirs, logs = twins_with_hooks(Shared)
-    for model in (mine, theirs):
-        for parameter in model.parameters():
-            register(parameter, logs[id(model)])
+    mine, theirs, logs = twins_with_every_leaf_hooked(register)
 
     def step(model: Any, number: int) -> Tensor:
         model.zero_grad()
