@@ -142,7 +142,8 @@ def test_a_program_that_gains_nothing_costs_next_to_nothing(name: str) -> None:
     assert counters.recordings == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for attempt in range(4):  # other processes share this machine
+        for attempt in range(8):  # other processes share this machine, and what they do lasts longer than 300 calls
+            time.sleep(0.2 * attempt)
             mine, eager = usual_times(program, function, range(200 + 300 * attempt, 500 + 300 * attempt))
             if mine <= eager + max(0.05 * eager, 5.0):
                 return
