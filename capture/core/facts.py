@@ -505,6 +505,8 @@ class Facts:
     sequence_change: SequenceChange | None = None
     gradients: tuple[GradientUse, ...] = ()
     """Who asks for gradients of what the body leaves behind; empty if nothing it leaves has an autograd graph."""
+    given_gradients: frozenset[str] = frozenset()
+    """Paths of gradients of arguments that are inputs themselves."""
     gradient_obstacles: tuple[GradientObstacle, ...] = ()
     inlined: tuple[Inlined, ...] = ()
     unmatched_static: tuple[str, ...] = ()
@@ -545,6 +547,16 @@ class Facts:
     """Operator names in order."""
     scalars: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
     """Per operator, the ``repr`` of its arguments that are no tensors."""
+
+
+def gradients_left(facts: Facts) -> dict[str, PlaceholderInfo]:
+    """Paths of gradients that the body leaves on arguments, or reads of them, and the arguments; without those that
+    are inputs themselves."""
+    arguments = [info for info in facts.placeholders if info.kind == "argument" and not info.static]
+    by_path = {f"{argument.path}.grad": argument for argument in arguments}
+    left = [effect.path for effect in facts.effects if effect.kind != "python"]
+    read = [info.path for info in facts.placeholders if info.kind == "implicit"]
+    return {path: by_path[path] for path in (*left, *read) if path in by_path and path not in facts.given_gradients}
 
 
 def diff_facts(

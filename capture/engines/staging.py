@@ -117,18 +117,24 @@ class Staging:
         """The body may run backward passes of its own: what stands in for an argument needs gradients as that does.
 
         An argument that is used where it lives and was computed by code before the call gets a stand-in, too: autograd
-        hands its gradient to the stream of that code, which a capture must not touch.
+        hands its gradient to the stream of that code, which a capture must not touch. So does one whose gradient is an
+        input itself: what stands in for that is its gradient.
         """
         asking: dict[int, torch.Tensor] = {}
+        given = {id(leaf): position for position, leaf in enumerate(leaves)}
         for position, leaf in enumerate(leaves):
             if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
                 continue
             staged = self.replacements.get(position)
-            if staged is None and (leaf.is_leaf or type(leaf) is not torch.Tensor or leaf.layout is not torch.strided):
+            gradient = given.get(id(leaf.grad)) if leaf.is_leaf else None
+            is_shown = gradient is None and (leaf.is_leaf or type(leaf) is not torch.Tensor)
+            if staged is None and (is_shown or leaf.layout is not torch.strided):
                 continue
             shown = leaf if staged is None else staged
             if id(shown) not in asking:  # the same object in two places stays one
                 asking[id(shown)] = shown.detach().requires_grad_()
+                if gradient is not None:
+                    asking[id(shown)].grad = self.replacements.get(gradient, leaves[gradient])
             self.replacements[position] = asking[id(shown)]
 
     def end_run(self) -> None:

@@ -17,11 +17,13 @@ from typing import Any
 
 import torch
 from attrs import evolve
+from typing_extensions import override
 
 from capture.core.data import frozen
 from capture.key import objects, pytree
 from capture.key.attributes import MISSING, item_of, names_of, own_value, plain_class, put_own
 from capture.key.signature import Binder
+from capture.key.tensor_kind import is_leaf
 
 _CONTAINERS = (tuple, list, dict, OrderedDict, defaultdict)
 _MOST_LEAVES = 256
@@ -68,6 +70,14 @@ class InputPlace:
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
             return MISSING
 
+    def read_in(self, values: Sequence[Any]) -> Any:
+        """The value that is there in a call with these arguments."""
+        return self.read()
+
+    def write_in(self, values: Sequence[Any], value: Any) -> None:
+        """Put a value there, for a call with these arguments."""
+        self.write(value)
+
     def write(self, value: Any) -> None:
         """Put a value there. Nobody would see it once the object is gone."""
         keeper = self.keeper()
@@ -81,6 +91,59 @@ class InputPlace:
             put_own(keeper, self.name, value)
         else:
             plain_class(keeper).__setitem__(keeper, self.name, value)
+
+
+def _nobody() -> None:
+    """Keeps what belongs to an argument, which is another object in each call."""
+
+
+@frozen(eq=False)
+class GradientPlace(InputPlace):
+    """The ``grad`` of an argument, or of a leaf in one: a backward pass in the body adds to it, or leaves one there.
+    ``at``: the argument's position; ``below``: the leaf's path in it."""
+
+    at: int = 0
+    below: str = ""
+
+    @classmethod
+    def of(cls, path: str, binder: Binder, values: Sequence[Any]) -> GradientPlace | None:
+        """That of the leaf with this path in a call; None where the binder's own parameters have no such leaf."""
+        count = len(binder.names) - len(binder.places)
+        for at, (name, value) in enumerate(zip(binder.names[:count], values, strict=False)):
+            begin = "" if name == binder.keywords else name
+            for below, leaf in pytree.leaves(value):
+                if f"{begin}{below}".removeprefix(".") == path and issubclass(type(leaf), torch.Tensor):
+                    return cls(f"{path}.grad", _nobody, "grad", is_attribute=True, at=at, below=below)
+        return None
+
+    @override
+    def key(self) -> tuple[Any, Any]:
+        return self.at, f"{self.below}.grad"
+
+    @override
+    def read(self) -> Any:
+        return MISSING
+
+    @override
+    def read_in(self, values: Sequence[Any]) -> Any:
+        tensor = self._tensor(values)
+        return None if tensor is None else tensor.grad
+
+    @override
+    def write_in(self, values: Sequence[Any], value: Any) -> None:
+        if (tensor := self._tensor(values)) is not None and tensor.grad is not value:
+            tensor.grad = value
+
+    def _tensor(self, values: Sequence[Any]) -> torch.Tensor | None:
+        """The leaf of a call; None where autograd keeps no gradient for it."""
+        value = values[self.at]
+        leaf = pytree.leaf_at(value, self.below) if self.below else value
+        return leaf if issubclass(type(leaf), torch.Tensor) and leaf.requires_grad and is_leaf(leaf) else None
+
+
+def given_gradients(places: Iterable[InputPlace]) -> frozenset[str]:
+    """Paths of those that are gradients of arguments."""
+    return frozenset(place.path for place in places if issubclass(type(place), GradientPlace))
 
 
 def number_place(path: str, keeper: Callable[[], Any], name: Any) -> InputPlace | None:
@@ -129,28 +192,31 @@ class _Bound:
 
     def values(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """The values of the parameters, then those of the places."""
-        return (*self.binder.values(*args, **kwargs), *[place.read() for place in self.places])
+        bound = self.binder.values(*args, **kwargs)
+        return (*bound, *[place.read_in(bound) for place in self.places])
 
     def call(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
         """Call the function while the places hold these values."""
         count = len(values) - len(self.places)
         arguments, place_values = values[:count], values[count:]
-        theirs = [(place, place.read(), value) for place, value in zip(self.places, place_values, strict=True)]
+        theirs = [
+            (place, place.read_in(arguments), value) for place, value in zip(self.places, place_values, strict=True)
+        ]
         replaced = [(place, before, value) for place, before, value in theirs if before is not value]
         try:
             for place, _, value in replaced:
-                place.write(value)
+                place.write_in(arguments, value)
             return self.binder.call(function, arguments)
         finally:
-            _put_back(replaced)
+            _put_back(replaced, arguments)
 
     def by_position(self, _: tuple[Any, ...]) -> int | None:
         """Always None: calls also differ by the values of places, not by their arguments alone."""
         return None
 
 
-def _put_back(places: Iterable[tuple[InputPlace, Any, Any]]) -> None:
+def _put_back(places: Iterable[tuple[InputPlace, Any, Any]], arguments: Sequence[Any]) -> None:
     """Put the caller's values back into the places. A value that the body itself put there stays."""
     for place, before, given in places:
-        if place.read() is given:
-            place.write(before)
+        if place.read_in(arguments) is given:
+            place.write_in(arguments, before)

@@ -156,6 +156,11 @@ def leaves(value: Any, path: str = "", visit: Visit | None = None) -> Iterator[C
         visit.depth -= 1
 
 
+def leaf_at(value: Any, path: str) -> Any:
+    """The leaf with this path; None where there is none."""
+    return next((leaf for found, leaf in leaves(value) if found == path), None)
+
+
 CHANGEABLE = (list, dict, OrderedDict, defaultdict)
 """Containers whose members a body may change, so that it counts whether two of a call are one."""
 

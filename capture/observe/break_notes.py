@@ -201,8 +201,7 @@ class BreakNotes(RunNotes):
         globals and the like, where a guard checks it. Arguments may be other objects in each call."""
         for source, one in list(self.before.sources.values()):
             if one is value:
-                root = [*source.chain()][-1]
-                return root.kind != "root" or root.path in ("self", "function")
+                return not source.is_in_argument()
         return False
 
     @subclasses.unseen

@@ -34,6 +34,7 @@ from capture.core.facts import (
 )  # fmt: skip
 from capture.key import objects, pytree
 from capture.key.code_names import MISSING
+from capture.key.input_places import given_gradients
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
 from capture.key.tensor_kind import attributes_of, is_leaf, kept_for_gradients
 from capture.key.tensor_meta import alias_groups, storage_of, tensor_info
@@ -83,7 +84,6 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     effect_facts += [*kinds_as_effects(watched, kept), *watched.left]
     _note_unproven_arrays(watched, outputs, effects)
     _note_inference(watched, kept)
-    kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
     implicit += (handed_on := classify.handed_on(kept))
     gradients = gradient_uses.uses(watched, classify.argument, kept)
     obstacles = gradient_uses.obstacles(watched, classify.argument, outputs, effects) if gradients else []
@@ -91,7 +91,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # other facts explain these
     for leaf in [leaf for leaf in kept if leaf.kind == "fresh" and not gradients]:
         leave_graph(leaf.value)
-    left = [] if elsewhere else _escapes(watched, kept_storages)
+    left = [] if elsewhere else _escapes(watched, kept)
     _find_state(watched, implicit)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})
     facts = Facts(
@@ -118,6 +118,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         subclasses=tuple(_subclasses(watched)),
         escapes=tuple(Escape(tensor=escape.info, op=escape.op, where=escape.where) for escape in left),
         gradients=tuple(gradients),
+        given_gradients=given_gradients(call.binder.places),
         gradient_obstacles=tuple(obstacles),
         inlined=tuple(trace.inlined),
         unmatched_static=tuple(_unmatched(watched)),
@@ -175,8 +176,7 @@ def _held_twice(watched: ObservedRun) -> list[OpaqueLeaf]:
     leaves = []
     for source, value in watched.before.sources.values():
         path = paths.get(id(value)) if place_key(source) not in watched.before.inputs else None
-        root = [*source.chain()][-1] if path is not None else None
-        if root is None or path is None or (root.kind == "root" and root.path not in ("self", "function")):
+        if path is None or source.is_in_argument():
             continue
         if any(change.path.startswith((f"{path}.", f"{source.path}.")) for change in changed):
             kind = type(value).__qualname__
@@ -197,8 +197,9 @@ def _is_odd(trace: RunTrace) -> bool:
     return any((trace.work, trace.unkeyed, trace.hooks, trace.lent))
 
 
-def _escapes(watched: ObservedRun, kept: set[int]) -> list[Produced]:
-    """Tensors made by the body that outlive it, except those on the storages in ``kept``."""
+def _escapes(watched: ObservedRun, leaves: Sequence[KeptLeaf]) -> list[Produced]:
+    """Tensors made by the body that outlive it, except those on the memory of what it gives and leaves."""
+    kept = {id(leaf.value.untyped_storage()) for leaf in leaves if leaf.kind == "fresh"}
     left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
     if left:
         empty_dropped(watched.before, watched.changed)
@@ -260,7 +261,8 @@ class Classifier:
 
     def _beside_arguments(self, key: int, external: External) -> list[ImplicitInput]:
         """Python state on a written argument's memory that the body used, too, as far as tensor objects tell."""
-        paths = {path for path, _ in self._watched.arguments}
+        call = self._watched.call
+        paths = {path for path, _ in self._watched.arguments} | given_gradients(call.binder.places)
         used = self._watched.watch.trace.objects
         return [
             ImplicitInput(source.path, ((source, tensor),), external)

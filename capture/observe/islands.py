@@ -373,8 +373,11 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 def place_of(change: Any) -> Place | None:
     """Where an island of a replay can find what the body changed: a plain tensor, a flag, a text, or none, that is now
-    an attribute of an object that can be told from others. A number may be one that each call counts up."""
+    an attribute of an object that can be told from others, and is the same in each call. A number may be one that each
+    call counts up."""
     source, value = change.source, change.after
+    if source.is_in_argument():
+        return None
     if change.container or source.kind != "attribute" or isinstance(source.holder, type):
         return None
     if not type(source.holder).__weakrefoffset__ or value is not source.get():

@@ -361,7 +361,7 @@ class _AtIslands:
 
 def _is_seen(change: Change, reach: Collection[int]) -> bool:
     holder = change.source.get() if change.container else change.source.holder
-    return issubclass(type(holder), torch.Tensor) or id(holder) in reach
+    return id(holder) in reach
 
 
 def _as_left(change: Change) -> Change:

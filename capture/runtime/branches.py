@@ -427,7 +427,7 @@ class _Walk(Commit):
         body knows it by name: what a recording has of it is from the begin of the call."""
         places = self.captured.binder.places
         given = self.values[len(self.values) - len(places) :]
-        names = [one.name for one, value in zip(places, given, strict=True) if one.read() is not value]
+        names = [one.name for one, value in zip(places, given, strict=True) if one.read_in(self.values) is not value]
         ran: Collection[CodeType] = node.guard.ran if names and node.guard is not None else ()
         return any(name in uses_of(code).names for code in ran for name in names)
 

@@ -99,7 +99,13 @@ class Pad:
     """What is added to tensors on the host, where that is one block: joining two takes half the time of padding one."""
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The padded tensor, in memory of its own."""
+        """The padded tensor, in memory of its own. It begins a graph where the tensor is part of one: the run that gets
+        it is undone, and a backward pass in it would go on to the caller's tensors."""
+        if tensor.requires_grad:
+            return self._padded(tensor.detach()).requires_grad_()
+        return self._padded(tensor)
+
+    def _padded(self, tensor: torch.Tensor) -> torch.Tensor:
         if not self.is_constant:
             for dim, count in self.counts:
                 tensor = torch.cat([tensor, self._more(tensor, dim, count)], dim)
@@ -223,7 +229,7 @@ class Size:
 
     def tensors(self, values: Values) -> list[torch.Tensor]:
         """The tensors that are padded."""
-        return [values[pad.at] if pad.path is None else _at(values[pad.at], pad.path) for pad in self.pads]
+        return [values[pad.at] if pad.path is None else pytree.leaf_at(values[pad.at], pad.path) for pad in self.pads]
 
     def pad(self, values: Values) -> Values:
         """The padded call, which is the one that is recorded."""
@@ -253,10 +259,6 @@ class Size:
         return MISS
 
 
-def _at(value: Any, path: str) -> Any:
-    return next((leaf for found, leaf in pytree.leaves(value) if found == path), None)
-
-
 def _with(value: Any, path: str, pad: Pad) -> Any:
     paths = iter([found for found, _ in pytree.leaves(value)])
     return pytree.replace_leaves(value, lambda leaf: pad(leaf) if next(paths) == path else leaf)
@@ -271,7 +273,7 @@ class _Place:
     path: str | None
 
     def tensor(self, values: Values) -> Any:
-        return values[self.at] if self.path is None else _at(values[self.at], self.path)
+        return values[self.at] if self.path is None else pytree.leaf_at(values[self.at], self.path)
 
 
 @define(eq=False)

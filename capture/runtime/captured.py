@@ -28,7 +28,7 @@ from capture.core.plan import CapturePlan
 from capture.guards.read import RecentReads
 from capture.key.array_inputs import as_arrays, with_arrays, with_tensors
 from capture.key.code_names import NamedKey, part_of
-from capture.key.input_places import InputPlace, with_places
+from capture.key.input_places import GradientPlace, InputPlace, with_places
 from capture.key.modes import Here
 from capture.key.signature import Binder, Key, Leaf, Leaves, key_of, make_binder, module_key, sees_form, signature_of
 from capture.native import seen
@@ -259,6 +259,16 @@ class Captured:
         places = [one for one in places if one.key() not in known]
         self.binder = with_places(self.binder, places)
 
+    def take_gradients(self, paths: Iterable[str], values: tuple[Any, ...]) -> bool:
+        """The gradients of these leaves of a call are inputs from now on. False if one of them can be none."""
+        places = [GradientPlace.of(path, self.binder, values) for path in paths]
+        found = [one for one in places if one is not None]
+        if len(found) < len(places):
+            return False
+        known = {one.key() for one in self.binder.places}
+        self.binder = with_places(self.binder, [one for one in found if one.key() not in known])
+        return True
+
     def take_arrays(self) -> None:
         """Arrays are inputs from now on."""
         self.plain_binder = self.binder
@@ -279,7 +289,7 @@ class Captured:
         elif not has_arrays and len(values) == count + 1 + len(self.binder.places) and not self.arrays_left:
             values = (*as_arrays(values[:count], values[count]), *values[count + 1 :])
         places, missing = self.binder.places, len(self.binder.names) - len(values)
-        return (*values, *[place.read() for place in places[len(places) - missing :]]) if missing else values
+        return (*values, *[place.read_in(values) for place in places[len(places) - missing :]]) if missing else values
 
     def note_computed(self, computed: Computed | None) -> None:
         """Have runs from now on tell by these formulas what they leave."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from capture.core.facts import Facts
+from capture.core.facts import Facts, gradients_left
 from capture.guards.read import Places
 from capture.key.attributes import MISSING, keeper_of, own_value, weak_or_none
 from capture.key.signature import Leaf, forget_module_structure
@@ -20,6 +20,7 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_STOPS, Entry
 from capture.runtime.phases import enter, forget
 from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict
+from capture.state.call import Call
 from capture.state.source import Source
 from capture.tree.node import Node
 from capture.tree.thread_trees import tree_for
@@ -137,6 +138,18 @@ def _make_anew(captured: Captured, entry: Entry, paths: Sequence[str], why: str)
     if entry.backend is not None:
         forget(captured, entry, tree_for(entry.backend, captured.pool.number))
     captured.retire()
+    return True
+
+
+def takes_gradients(captured: Captured, entry: Entry, call: Call, tree: Tree, facts: Facts) -> bool:
+    """Gradients that the body's own backward pass leaves on arguments, or adds to, are inputs from now on: another
+    call's argument has one or has none. What was recorded and planned before is dropped."""
+    left = gradients_left(facts)
+    if not left or captured.is_backward or captured.sizes is not None or facts.gradients:
+        return False
+    if not captured.take_gradients([info.path for info in left.values()], call.values):
+        return False
+    _plan_anew(captured, entry, tree, f"{', '.join(left)}: an input from now on")
     return True
 
 

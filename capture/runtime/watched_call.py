@@ -6,13 +6,14 @@ import time
 from typing import Any
 
 from capture.core.errors import UncapturableError
+from capture.core.facts import Facts
 from capture.observe import run
 from capture.runtime import eviction, planning, record
 from capture.runtime.captured import Captured
 from capture.runtime.eager_call import run_eagerly
 from capture.runtime.entry import Entry
 from capture.runtime.phases import enter, give_up_reads, settle
-from capture.runtime.state_changes import cuts_steps
+from capture.runtime.state_changes import cuts_steps, takes_gradients
 from capture.runtime.training_region import Region
 from capture.runtime.verdict import Verdict
 from capture.state import body_run
@@ -36,7 +37,7 @@ def observe_call(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> A
     tree = planning.on_its_device(captured, entry, observed.facts, tree)
     if planning.shares_with_state(captured, observed.facts):  # says nothing about calls that do not
         entry.overlapping = entry = entry.overlapping or Entry((*entry.key, "overlaps state"))
-    if cuts_steps(captured, entry, tree, observed.facts):
+    if _changes_keys(captured, entry, bound, tree, observed.facts):
         captured.log.counters.watched_calls += 1
         return observed.watched.result
     try:
@@ -52,6 +53,14 @@ def observe_call(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> A
     else:
         captured.log.counters.watched_calls += 1
     return observed.watched.result
+
+
+def _changes_keys(
+    captured: Captured, entry: Entry, bound: Call, tree: Tree, facts: Facts, *, was_stopped: bool = False
+) -> bool:  # fmt: skip
+    """Whether calls are told apart by other things from now on, so that no entry of theirs will be met again."""
+    is_known = takes_gradients(captured, entry, bound, tree, facts)
+    return is_known or cuts_steps(captured, entry, tree, facts, was_stopped=was_stopped)
 
 
 def is_own(error: BaseException) -> bool:
@@ -118,7 +127,7 @@ def record_call(captured: Captured, entry: Entry, bound: Call, tree: Tree, patte
     eviction.keep_within_limits(tree, entry, nbytes)
     refuted = None if reply.verdict is Verdict.OBSERVE or reply.body_first else reply.refuted
     is_done = reply.verdict is Verdict.DONE
-    if refuted is not None and cuts_steps(captured, entry, tree, refuted.facts, was_stopped=not is_done):
+    if refuted is not None and _changes_keys(captured, entry, bound, tree, refuted.facts, was_stopped=not is_done):
         if not is_done:
             return run_eagerly(captured, bound, reply.reason)
         captured.log.counters.recorded_calls += 1

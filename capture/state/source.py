@@ -139,6 +139,11 @@ class Source:
             return Source(self.kind, cells.get(self.path.rpartition(":")[2]), self.name, self.path)
         return Source(self.kind, value, self.name, self.path)
 
+    def is_in_argument(self) -> bool:
+        """Whether the way to it begins at an argument, which is another object in each call."""
+        root = [*self.chain()][-1]
+        return root.kind == "root" and root.path not in ("self", "function")
+
     def chain(self) -> Iterator[Source]:
         """This source and all above it."""
         source: Source | None = self

@@ -88,7 +88,7 @@ BODIES: dict[str, Body] = {
     "backward": backward, "forces": forces, "forces of parts": forces_of_parts, "twice": twice, "hessian": hessian,
     "attack": attack, "switched on": switched_on, "penalised": penalised, "step of parameters": step_of_parameters,
 }  # fmt: skip
-RECORDED = ("forces", "forces of parts", "twice", "hessian", "attack", "switched on", "step of parameters")
+RECORDED = ("backward", "forces", "forces of parts", "twice", "hessian", "attack", "switched on", "step of parameters")
 
 
 def values(kind: str, turn: int, kept: dict[str, Tensor] | None) -> tuple[Any, dict[str, Tensor]]:
@@ -144,25 +144,46 @@ def test_gradients_of_arguments(kind: str, how: str, leaf: bool, before: str) ->
             given[number].append((copies, [None if grad is None else grad.clone() for grad in left]))
     for theirs, ours in zip(*given, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    if kind in RECORDED and before == "nothing":
+    is_recorded = kind in RECORDED and (leaf or kind != "backward")  # else it goes on in the caller's graph
+    if is_recorded and before == "nothing":
         counted = recordings(runs[1])
         assert counted.replays >= CALLS - 4, [(finding.code, finding.what) for finding in counted.findings]
 
 
-def test_a_gradient_left_behind_is_told() -> None:
-    weight = nn.Parameter(torch.ones(4, device=DEVICE))
-    f = capture(lambda x: backward(x, weight))
+def squares(x: Tensor) -> Tensor:
+    return x * x
+
+
+def squares_backward(x: Tensor) -> Tensor:
+    loss = (x * x).sum()
+    loss.backward()
+    return loss.detach()
+
+
+def squares_slope(x: Tensor) -> Tensor:
+    return torch.autograd.grad((x * x).sum(), x)[0]
+
+
+@pytest.mark.parametrize("body", [squares, squares_backward, squares_slope])
+@pytest.mark.parametrize("leaf", [True, False])
+def test_a_padded_run_leaves_no_gradient_on_the_callers_tensors(body: Callable[[Tensor], Tensor], leaf: bool) -> None:
+    """Padded runs are undone, so they must not go on into the graph of what they were padded from."""
+    function = capture(buckets={"x": {0: "pow2"}})(body)
+    for number in range(16):
+        ours, theirs = (torch.randn(3 + number % 5, 4, device=DEVICE).requires_grad_() for _ in range(2))
+        with torch.no_grad():
+            theirs.copy_(ours)
+        mine, eager = (run(x if leaf else x * 2) for run, x in ((function, ours), (body, theirs)))
+        assert torch.equal(mine, eager)
+        if eager.requires_grad:
+            mine.sum().backward()
+            eager.sum().backward()
+        assert (ours.grad is None) == (theirs.grad is None)
+        if ours.grad is not None and theirs.grad is not None:
+            assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_a_gradient_left_on_a_padded_argument_is_told() -> None:
+    function = capture(buckets={"x": {0: "pow2"}})(squares_backward)
     with pytest.warns(CaptureWarning, match=r"CG502.*'x\.grad'"):
-        f(torch.ones(4, device=DEVICE, requires_grad=True))
-
-
-def test_a_gradient_of_an_argument_that_required_none_is_told() -> None:
-    weight = nn.Parameter(torch.ones(4, device=DEVICE))
-
-    @capture
-    def f(x: Tensor) -> Tensor:
-        x.requires_grad = True
-        return backward(x, weight)
-
-    with pytest.warns(CaptureWarning, match=r"CG502.*'x\.grad'"):
-        assert [f(torch.ones(4, device=DEVICE)) is not None for _ in range(4)] == [True] * 4
+        function(torch.ones(5, 4, device=DEVICE, requires_grad=True))

@@ -22,4 +22,9 @@ NEAR_MISSES: list[Case] = [
         placeholders=(argument("x"),),
         effects=(Effect(path="self.x.grad", kind="tensor", before="None", after="f32[8]"),),
     ),
+    case(
+        placeholders=(argument("x"),),
+        effects=(Effect(path="x.grad", kind="tensor", before="None", after="f32[8]"),),
+        given_gradients=frozenset({"x.grad"}),
+    ),
 ]
