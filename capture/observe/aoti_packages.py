@@ -219,7 +219,7 @@ def _note_writes(
             continue
         external.mutation = Mutation(evidence="version", op=RUNS_PACKAGE, where=source_location.user_location())
         if before:
-            watch.trace.undo.append((external.tensor, before[position]))
+            watch.trace.undo.append((external.storage, before[position]))
 
 
 def _of(loader: Any) -> Package:

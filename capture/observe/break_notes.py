@@ -181,8 +181,8 @@ class BreakNotes(RunNotes):
         begin.is_undoable = reach is not None
         if self.keep_undo and reach is not None:
             tensors = [value for value in reach.values() if isinstance(value, torch.Tensor)]
-            storages = {id(storage := tensor.untyped_storage()): (tensor, storage) for tensor in tensors}
-            self.trace.undo.extend((tensor, storage.clone()) for tensor, storage in storages.values())
+            storages = {id(storage): storage for storage in [tensor.untyped_storage() for tensor in tensors]}
+            self.trace.undo.extend((storage, storage.clone()) for storage in storages.values())
         if self.at_islands is not None:
             changed, places = self.at_islands.begin(reach)
             begin.before = islands.Before.now(places)
@@ -194,7 +194,7 @@ class BreakNotes(RunNotes):
         for key, external in self.trace.externals.items():
             begin.versions[key] = islands.version_of(external.tensor)
             if self.keep_undo and external.mutation is None:
-                self.trace.undo.append((external.tensor, external.storage.clone()))
+                self.trace.undo.append((external.storage, external.storage.clone()))
 
     def is_of_every_call(self, value: Any) -> bool:
         """Whether each call with this key has the same object in this place: it is reached from the receiver, from

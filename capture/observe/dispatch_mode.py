@@ -111,9 +111,9 @@ class ObserveMode(BreakNotes):
     def _unseen(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator after a fault. Nothing is noted of it but what it writes, where the run is to be undone."""
         if self.keep_undo and not is_higher_order(op):
-            storages = {id(one): (tensor, one) for tensor, _ in written(traits(op), args, kwargs)
-                        if isinstance(one := storage_of(tensor), torch.UntypedStorage)}  # fmt: skip
-            self.trace.undo.extend((tensor, storage.clone()) for tensor, storage in storages.values())
+            storages = {id(one): one for one in _storages_written(traits(op), args, kwargs)}
+            undoable = [one for one in storages.values() if isinstance(one, torch.UntypedStorage)]
+            self.trace.undo.extend((storage, storage.clone()) for storage in undoable)
         return op(*args, **kwargs)
 
     def _watch(self, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -312,7 +312,7 @@ class ObserveMode(BreakNotes):
             evidence: MutationEvidence = "norm" if from_norm else "schema"
             external.mutation = Mutation(evidence=evidence, op=op.name, where=self._line())
             if self.keep_undo:
-                self.trace.undo.append((external.tensor, external.storage.clone()))
+                self.trace.undo.append((external.storage, external.storage.clone()))
                 self.trace.reshaped.append(_shape_of(tensor))
 
     def _is_address(self, number: int) -> bool:

@@ -27,6 +27,7 @@ from capture.native import native
 from capture.observe import host_draws, islands, shared_casts, source_location, written_lines
 from capture.observe.aoti_packages import packages
 from capture.observe.dispatch_mode import ObserveMode
+from capture.observe.forms import Form, forms_of
 from capture.observe.probes.array_indices import array_indices
 from capture.observe.probes.device_constants import constants_on_host
 from capture.observe.probes.host_reads import (
@@ -83,6 +84,8 @@ class ObservedRun:
     """The positions of other generators, and of iterators, before the run."""
     host_random: Any = None
     """The state, before the run, of the generators of Python and NumPy."""
+    forms: list[Form] = field(factory=list)
+    """What was behind the tensors that it can reach, before the run."""
     values: tuple[Any, ...] = ()
     has_begun: bool = False
     is_settled: bool = False
@@ -157,7 +160,7 @@ class ObservedRun:
         self.result = self.error = None
         self.values, self.arguments, self.changed, self.gradients_read = (), [], [], []
         self.ran = CodeRun()
-        self.positions = []
+        self.positions, self.forms = [], []
         self.watch.trace = RunTrace()
 
 
@@ -231,7 +234,7 @@ def _run_watched(
     watched = call.watched = ObservedRun(call, watch, before, arguments, values=values, host_random=host_random_state())
     if (run := body_run.current()) is not None:
         run.watched = watched
-    watched.versions = _versions(arguments, before)
+    watched.versions, watched.forms = _versions(arguments, before), forms_of(before, arguments)
     watch.begin(arguments)
     _give_arrays(watch, call, values)
     watched.states = _generator_states(watched) if watch.keep_undo else watched.states
@@ -429,9 +432,7 @@ def _compare(watched: ObservedRun) -> None:
     watched.changed, watched.is_compared = effects.classified(watched.before, changed, code, watched.call.amounts), True
     if ran is not None:
         watched.left = written_lines.left_by_calls(ran)
-    for path, name in _given_other_memory(watched.before):
-        where = host_draws.line_of(ran, (name, "data", "set_", "swap_tensors"))
-        watched.watch.trace.work.append(HostWork(op=f"giving {path!r} other memory", kind="unsafe", where=where))
+    _note_other_forms(watched, ran)
     for op, where in host_draws.drawn(watched.positions, watched.host_random, ran, watched.before):
         watched.watch.trace.work.append(HostWork(op=op, kind="unsafe", where=where))
     _note_other_threads(watched, ran)
@@ -452,12 +453,16 @@ _MODE_SETTERS = (
 )  # fmt: skip
 
 
-def _given_other_memory(before: Snapshot) -> Iterator[tuple[str, str]]:
-    """Tensors that are still there, on other memory: ``.data =`` and the like are no operators."""
-    for key, owners in before.tensors.items():
-        for source, tensor in owners:
-            if tensor.layout is torch.strided and id(tensor.untyped_storage()) != key:
-                yield source.path, str(source.name)
+@unseen
+def _note_other_forms(watched: ObservedRun, ran: CodeRun | None) -> None:
+    """Note tensors that are still there, on other memory or in another form: ``.data =`` and the like are no operators.
+    Operators that change forms are noted as such."""
+    by_operators = {id(tensor) for tensor, *_ in watched.watch.trace.reshaped}
+    for form in watched.forms:
+        if form.lies_elsewhere() or (id(form.tensor) not in by_operators and form.is_another()):
+            where = host_draws.line_of(ran, (form.name, "data", "set_", "swap_tensors"))
+            op = f"giving {form.path!r} other {'memory' if form.lies_elsewhere() else 'sizes or strides'}"
+            watched.watch.trace.work.append(HostWork(op=op, kind="unsafe", where=where))
 
 
 @unseen
@@ -534,11 +539,11 @@ def undo(watched: ObservedRun) -> None:
             there = tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
             if there[0] is not storage or there[1:] != (offset, shape, stride):
                 tensor.set_(storage, offset, shape, stride)
-        for tensor, contents in reversed(watched.watch.trace.undo):
-            storage = tensor.untyped_storage()
+        for storage, contents in reversed(watched.watch.trace.undo):
             if storage.nbytes() != contents.nbytes():  # an out= of another shape
                 storage.resize_(contents.nbytes())
             storage.copy_(contents, False)
+    _put_forms_back(watched)
     empty_scratch(watched)
     with_islands = watched.by_islands and all(island.is_undoable for island in watched.watch.trace.islands)
     is_compared = watched.changed or not watched.by_islands
@@ -547,6 +552,13 @@ def undo(watched: ObservedRun) -> None:
         if not watched.watch.is_drawn_by_others(generator):
             generator.set_state(state)
     _undo_host_draws(watched)
+
+
+@unseen
+def _put_forms_back(watched: ObservedRun) -> None:
+    for form in watched.forms:
+        if form.is_another():
+            form.put_back()
 
 
 def _undo_host_draws(watched: ObservedRun) -> None:

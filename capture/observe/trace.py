@@ -213,7 +213,8 @@ class RunTrace:
     """So they may from where whole numbers lie: memory of such is seen as other numbers, or by a foreign operator."""
     objects: set[int] = field(factory=set)
     """``id`` of the tensor objects that operators got, while the caller or the snapshot keeps them alive."""
-    undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)
+    undo: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = field(factory=list)
+    """Storages that operators wrote, with their contents before."""
     reshaped: list[Reshaped] = field(factory=list)
     """Tensors whose metadata was changed in place: storage, offset, sizes and strides they had."""
 
