@@ -38,7 +38,8 @@ def uses(watched: ObservedRun, arguments: Arguments, kept: Sequence[KeptLeaf]) -
     freed = {at for at, kind in kinds_of(kept).items() if kind.freed is not None}
     others = [leaf for at, leaf in enumerate(kept) if at not in freed and leaf.kind not in handed_back]
     left = [leaf.value for leaf in others if isinstance(leaf.value, torch.Tensor)]
-    left += [external.tensor for external in watched.watch.trace.externals.values() if external.mutation is not None]
+    written = [one for one in watched.watch.trace.externals.values() if one.mutation is not None]
+    left += [tensor for external in written for tensor in _there(watched, arguments, external)]
     if all(is_leaf(tensor) for tensor in left):
         return []
     uses_found = []
@@ -108,6 +109,15 @@ def of_wrappers(watched: ObservedRun) -> Iterator[SubclassLeaf]:
             yield SubclassLeaf(path=path, type=f"{type(wrapper).__qualname__} that needs gradients")
 
 
+def _there(watched: ObservedRun, arguments: Arguments, external: External) -> list[torch.Tensor]:
+    """Tensors on memory from outside that are there when the body is over. What it made there itself, such as
+    ``tensor.data``, is gone with the body, or is a result or an effect; where it wrote that first, ``external`` has
+    this and not the caller's own tensor."""
+    given = [tensor for _, tensor in arguments(external.storage)]
+    owned = [tensor for _, tensor in watched.before.owners(external.storage)]
+    return [*given, *owned] or [external.tensor]
+
+
 def _path(watched: ObservedRun, arguments: Arguments, external: External) -> str | None:
     there = arguments(external.storage)
     owners = watched.before.owners(external.storage)
@@ -154,9 +164,11 @@ def _effects(watched: ObservedRun, effects: Sequence[KeptEffect]) -> Iterator[Gr
 
 def _externals(watched: ObservedRun, arguments: Arguments) -> Iterator[GradientObstacle]:
     for external in watched.watch.trace.externals.values():
-        tensor = external.tensor
-        path = _path(watched, arguments, external)
-        if external.mutation is not None and tensor.requires_grad:
+        if external.mutation is None:
+            continue
+        path, first = _path(watched, arguments, external), external.tensor
+        there = _there(watched, arguments, external)
+        if any(not is_leaf(tensor) or (tensor is first and tensor.requires_grad) for tensor in there):
             reason = f"{path or 'a tensor'} is written"
             yield GradientObstacle(path=path, reason=reason, where=external.mutation.where)
 

@@ -284,9 +284,18 @@ class RunNotes(HigherOrderMode):
             self.trace.gradients.setdefault((id(storage), ""), use)
 
     def _to_keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What compiled code made is kept by an alias: autograd takes a gradient that nobody else has as it is."""
-        plain = captures_kernels(tensor.device) and tensor.layout is torch.strided and not tensor.is_nested
-        return tensor.detach() if plain and not self.before.owners(tensor.untyped_storage()) else tensor
+        """A tensor on this memory to be kept with the run. Where the body made its own there, such as ``tensor.data``,
+        the one from outside: the graph that the body's may get would keep memory alive. What compiled code made is kept
+        by an alias: autograd takes a gradient that nobody else has as it is."""
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return tensor
+        storage = tensor.untyped_storage()
+        there = [one for _, one in self.before.owners(storage)]
+        if id(storage) in self.arguments:
+            there += [leaf for _, leaf in self._given() if storage_of(leaf) is storage]
+        if there:
+            return tensor if any(tensor is one for one in there) else there[0]
+        return tensor.detach() if captures_kernels(tensor.device) else tensor
 
     def modes_left(self) -> list[str]:
         """The modes that differ from before the body, once it is over. A run that only follows another one gives none:
