@@ -54,6 +54,10 @@ class InputPlace:
         keeper = self.keeper()
         return keeper is holder or (keeper is not None and names_of(keeper) is holder)
 
+    def leads_to(self, path: str, *, is_in_argument: bool) -> bool:
+        """Whether it is the place with this path, which may be another object's in each call."""
+        return False
+
     def read(self) -> Any:
         """The value that is there now."""
         keeper = self.keeper()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
+from attrs import field
 
+from capture.core.data import define
 from capture.key import objects, pytree
 from capture.key.pytree import PLAIN_TYPES
-from capture.key.signature import is_told_by_identity
+from capture.key.signature import LeftOut, is_told_by_identity
 
 _LEAVES = PLAIN_TYPES - {slice, torch.Size} | {torch.Tensor, torch.nn.Parameter}
 _NOT_SET = ...
@@ -30,42 +32,64 @@ class ById(tuple[weakref.ref[Any], weakref.ref[type]]):
     __slots__ = ()
 
 
-def opened_values(values: Sequence[Any], leaves: Sequence[Any]) -> tuple[tuple[Opened, ...], tuple[Any, ...]] | None:
+NUMBER = int
+"""Stands for a number that is an input of its own. No value is this class: classes are told by identity."""
+
+
+@define(eq=False)
+class _Opening:
+    """One call's values, as they are opened."""
+
+    left_out: Collection[LeftOut]
+    found: list[Any] = field(factory=list)
+    met: set[int] = field(factory=set)
+
+
+def opened_values(
+    values: Sequence[Any], leaves: Sequence[Any], left_out: Collection[LeftOut] = ()
+) -> tuple[tuple[Opened, ...], tuple[Any, ...]] | None:  # fmt: skip
     """Nodes of the values, and what is in them; None where C cannot open one of them as the key does, whose dynamic
-    leaves are ``leaves``."""
-    opened: list[Any] = []
-    met: set[int] = set()
+    leaves are ``leaves``. ``left_out``: as in the key."""
+    opening = _Opening(left_out)
     try:
-        nodes = tuple([_node(value, opened, met) for value in values])
+        nodes = tuple([_node(value, opening) for value in values])
     except (_NotInC, RecursionError):
         return None
-    tensors = [leaf for leaf in opened if issubclass(type(leaf), torch.Tensor)]
+    tensors = [leaf for leaf in opening.found if issubclass(type(leaf), torch.Tensor)]
     if len(tensors) != len(leaves) or any(tensor is not leaf for tensor, leaf in zip(tensors, leaves, strict=True)):
         return None
-    return nodes, tuple(opened)
+    return nodes, tuple(opening.found)
 
 
-def _node(value: Any, opened: list[Any], met: set[int]) -> Opened:
-    kind = type(value)
+def _node(value: Any, opening: _Opening) -> Opened:
+    kind, met = type(value), opening.met
     if kind in _LEAVES:
-        opened.append(value)
+        opening.found.append(value)
         return None
     if kind in pytree.CHANGEABLE:
         if id(value) in met or len(met) == _MOST_CONTAINERS:
             raise _NotInC
         met.add(id(value))
     if kind in (tuple, list) or (pytree.is_namedtuple(kind) and not pytree.is_registered(kind)):
-        return (kind, tuple([_node(member, opened, met) for member in value]), None, None, None, kind is list)
+        members = [_member(value, ("item", at), member, opening) for at, member in enumerate(value)]
+        return (kind, tuple(members), None, None, None, kind is list)
     if kind in (dict, defaultdict):
-        return (kind, None, _part(value.items(), opened, met), None, None, True)
+        return (kind, None, _part(value, "item", value.items(), opening), None, None, True)
     if is_told_by_identity(value):
-        opened.append(_by_id(value))
+        opening.found.append(_by_id(value))
         return None
     is_object = pytree.is_object(kind) and objects.is_plain(kind) and not pytree.is_registered(kind)
     if not is_object or id(value) in met or objects.is_own_dict(value) or _has_class_defaults(value):
         raise _NotInC
     met.add(id(value))
-    return _object_node(value, opened, met)
+    return _object_node(value, opening)
+
+
+def _member(holder: Any, name: Any, member: Any, opening: _Opening) -> Opened:
+    if (id(holder), name) in opening.left_out:
+        opening.found.append(NUMBER)
+        return None
+    return _node(member, opening)
 
 
 def _by_id(value: Any) -> ById:
@@ -81,28 +105,29 @@ def _has_class_defaults(value: Any) -> bool:
     return any(name not in own and name in type(value).__dict__ for name in pytree.field_names(type(value)) or ())
 
 
-def _object_node(value: Any, opened: list[Any], met: set[int]) -> Opened:
+def _object_node(value: Any, opening: _Opening) -> Opened:
     members = objects.members(value)
     of_dict, of_list = issubclass(type(value), dict), issubclass(type(value), list)
     items = [(at, member) for (where, at), member in members if where == "item"]
-    in_list = tuple([_node(member, opened, met) for _, member in items]) if of_list else None
-    in_dict = _part(items, opened, met) if of_dict else None
-    slots = _slots(value, {at: member for (where, at), member in members if where == "slot"}, opened, met)
+    in_list = tuple([_member(value, ("item", at), one, opening) for at, one in items]) if of_list else None
+    in_dict = _part(value, "item", items, opening) if of_dict else None
+    slots = _slots(value, {at: member for (where, at), member in members if where == "slot"}, opening)
     attributes = [(at, member) for (where, at), member in members if where == "attribute"]
-    own = _part(attributes, opened, met) if type(value).__dictoffset__ else None
+    own = _part(value, "attribute", attributes, opening) if type(value).__dictoffset__ else None
     return (type(value), in_list, in_dict, slots, own, True)
 
 
-def _part(pairs: Iterable[tuple[Any, Any]], found: list[Any], met: set[int]) -> tuple[Any, Any]:
+def _part(holder: Any, kind: str, pairs: Iterable[tuple[Any, Any]], opening: _Opening) -> tuple[Any, Any]:
     pairs = list(pairs)
     if not all(type(name) in PLAIN_TYPES for name, _ in pairs):
         raise _NotInC
-    return tuple([name for name, _ in pairs]), tuple([_node(one, found, met) for _, one in pairs])
+    nodes = [_member(holder, (kind, name), member, opening) for name, member in pairs]
+    return tuple([name for name, _ in pairs]), tuple(nodes)
 
 
-def _slots(value: Any, there: dict[Any, Any], found: list[Any], met: set[int]) -> tuple[Any, Any] | None:
+def _slots(value: Any, there: dict[Any, Any], opening: _Opening) -> tuple[Any, Any] | None:
     slots = objects.slots_of(type(value))
     if any(one not in slots for one in there):  # a slot of C's own, such as the factory of a ``defaultdict``
         raise _NotInC
-    nodes = tuple([_node(there[slot], found, met) if slot in there else _NOT_SET for slot in slots])
-    return (slots, nodes) if slots else None
+    nodes = [_member(value, ("slot", slot), there[slot], opening) if slot in there else _NOT_SET for slot in slots]
+    return (slots, tuple(nodes)) if slots else None

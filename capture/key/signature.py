@@ -14,7 +14,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from typing import Any
 
 import torch
@@ -251,9 +251,16 @@ def _slice_key(value: slice, leaves: Leaves) -> Any:
 
 def _sequence_key(value: Any, leaves: Leaves) -> Any:
     leaves.visit.enter()
-    part = (type(value), *[key_of(member, leaves) for member in value])
+    if leaves.left_out:
+        part = (type(value), *[_member_key(value, ("item", at), member, leaves) for at, member in enumerate(value)])
+    else:
+        part = (type(value), *[key_of(member, leaves) for member in value])
     leaves.visit.depth -= 1
     return part
+
+
+def _member_key(holder: Any, name: Any, member: Any, leaves: Leaves) -> Any:
+    return "left out" if (id(holder), name) in leaves.left_out else key_of(member, leaves)
 
 
 def _list_key(value: list[Any], leaves: Leaves) -> Any:
@@ -275,10 +282,18 @@ def _again_or(part: Any, value: Any, leaves: Leaves) -> Any:
 def _mapping_key(value: dict[Any, Any], leaves: Leaves) -> Any:
     leaves.visit.enter()
     part = (type(value), *[
-        (name if type(name) is str else exact(name), key_of(value[name], leaves)) for name in value
+        (
+            name if type(name) is str else exact(name),
+            _member_key(value, ("item", name), value[name], leaves) if leaves.left_out else key_of(value[name], leaves),
+        )
+        for name in value
     ])  # fmt: skip
     leaves.visit.depth -= 1
     return part
+
+
+LeftOut = tuple[int, Any]
+"""The ``id`` of a container, and the name of a member."""
 
 
 class Leaves(list[Leaf]):
@@ -292,6 +307,8 @@ class Leaves(list[Leaf]):
         self.changed: Container[int] = ()
         """``id`` of containers and objects in Python state that the body changes: a call that is given one of them is
         another call than one that is given a like one."""
+        self.left_out: Collection[LeftOut] = ()
+        """Numbers in containers that are inputs of their own."""
 
 
 def _object_key(value: Any, leaves: Leaves) -> Any:
@@ -305,7 +322,7 @@ def _object_key(value: Any, leaves: Leaves) -> Any:
     if not objects.is_plain(type(value)):
         return (kind, *[(suffix, key_of(member, leaves)) for suffix, member in pytree.children(value)])
     return (kind, *_class_defaults(value), *[
-        ((name[0], exact(name[1])) if name[0] == "item" else name, key_of(member, leaves))
+        ((name[0], exact(name[1])) if name[0] == "item" else name, _member_key(value, name, member, leaves))
         for name, member in objects.members(value)
     ])  # fmt: skip
 

@@ -177,6 +177,14 @@ static int is_told(PyObject *constant, PyObject *value)
            (PyObject *)Py_TYPE(value) == referent_of(PyTuple_GET_ITEM(constant, 1));
 }
 
+/* Whether the value of an argument, or in one, is the constant: 1, 0, -1. */
+static int is_constant(PyObject *constant, PyObject *value)
+{
+    if (constant == (PyObject *)&PyLong_Type) /* a number that is an input of its own, and is compared as that */
+        return PyLong_CheckExact(value) || PyFloat_CheckExact(value);
+    return is_by_id(constant) ? is_told(constant, value) : same_value(constant, value);
+}
+
 /* Arguments of the same kinds: 1 with the tensors and their addresses, 0, -1. */
 static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uint64_t *addresses)
 {
@@ -186,7 +194,7 @@ static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uin
         if (constant == self->steps.miss) {
             tensors[count++] = values[i];
         } else {
-            int equal = is_by_id(constant) ? is_told(constant, values[i]) : same_value(constant, values[i]);
+            int equal = is_constant(constant, values[i]);
             if (equal <= 0)
                 return equal;
         }

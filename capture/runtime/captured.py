@@ -26,11 +26,23 @@ from capture.core.findings import SETTLING, Finding, Severity, by_cause
 from capture.core.options import Annotation
 from capture.core.plan import CapturePlan
 from capture.guards.read import RecentReads
+from capture.key.argument_numbers import left_out
 from capture.key.array_inputs import as_arrays, with_arrays, with_tensors
 from capture.key.code_names import NamedKey, part_of
 from capture.key.input_places import GradientPlace, InputPlace, with_places
 from capture.key.modes import Here
-from capture.key.signature import Binder, Key, Leaf, Leaves, key_of, make_binder, module_key, sees_form, signature_of
+from capture.key.signature import (
+    Binder,
+    Key,
+    Leaf,
+    Leaves,
+    LeftOut,
+    key_of,
+    make_binder,
+    module_key,
+    sees_form,
+    signature_of,
+)
 from capture.native import seen
 from capture.observe import source_location
 from capture.observe.computed import Computed, KnownOf
@@ -259,6 +271,10 @@ class Captured:
         places = [one for one in places if one.key() not in known]
         self.binder = with_places(self.binder, places)
 
+    def take_numbers(self, places: Sequence[InputPlace]) -> None:
+        """These numbers in containers among the arguments are inputs from now on."""
+        self.binder = with_places(self.binder, places)
+
     def take_gradients(self, paths: Iterable[str], values: tuple[Any, ...]) -> bool:
         """The gradients of these leaves of a call are inputs from now on. False if one of them can be none."""
         places = [GradientPlace.of(path, self.binder, values) for path in paths]
@@ -291,6 +307,11 @@ class Captured:
         places, missing = self.binder.places, len(self.binder.names) - len(values)
         return (*values, *[place.read_in(values) for place in places[len(places) - missing :]]) if missing else values
 
+    def note_added(self, added: Iterable[tuple[InputPlace, int]]) -> None:
+        """Have runs from now on tell that the body adds this to numbers in these places."""
+        known = {place.key() for place, _ in self.added}
+        self.added += [(place, amount) for place, amount in added if place.key() not in known]
+
     def note_computed(self, computed: Computed | None) -> None:
         """Have runs from now on tell by these formulas what they leave."""
         if computed is not None and all(one.text() != computed.text() for one in self.computed):
@@ -309,9 +330,14 @@ class Captured:
         """Whether the key consists of modes and arguments alone."""
         return self._is_alone and self.named.is_empty() and not self.optimizers and not self.optimizers.modules()
 
-    def arguments(self, values: tuple[Any, ...], leaves: Leaves) -> tuple[Any, ...]:
-        """The arguments' part of the key; their tensors and generators become ``leaves``."""
+    def arguments(
+        self, values: tuple[Any, ...], leaves: Leaves, without: Sequence[LeftOut] = ()
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """The arguments' part of the key, without some numbers in containers; their tensors and generators become
+        ``leaves``."""
         leaves.changed = self.changed
+        if self.binder.places or without:
+            leaves.left_out = left_out(self.binder.places, values).union(without)
         static = self.annotation.static
         if not static and self.decisions is None:
             return tuple([key_of(value, leaves) for value in values])

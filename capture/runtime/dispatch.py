@@ -77,7 +77,7 @@ from capture.runtime.checked_replay import replay_checked, verifies
 from capture.runtime.eager_call import body_in_place, is_measured, measure_body, run_eagerly, run_on_trial, warm_up
 from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.fault_boundary import MOST_FAULTS, guarded
-from capture.runtime.lifted_call import call_lifted, find_lifted, finds_numbers, lift
+from capture.runtime.lifted_call import call_lifted, find_lifted, finds_numbers, lift, opens_numbers
 from capture.runtime.limits import run_at_limit, run_beside_threads, run_given_up, run_too_large, run_without_key
 from capture.runtime.matching import engine_of, find_entry, fitting, siblings_after, starts_over
 from capture.runtime.padded_call import replay_padded
@@ -308,6 +308,8 @@ def _prepare(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf
     tree.begin_call(captured, captured.annotation.max_recordings)
     is_cold = entry.phase == "cold"
     if is_cold and given_numbers.meet_others(captured, entry, values):
+        return START_OVER
+    if is_cold and opens_numbers(captured, entry, bound, tree):
         return START_OVER
     if is_cold and captured.lifts_left and finds_numbers(captured, entry, bound, tree):
         return START_OVER

@@ -21,6 +21,7 @@ from capture.guards.guard import Guard, itself
 from capture.guards.key_guards import SAME, call_guard, named_guards, switch_guards
 from capture.guards.recording_guard import nothing_to_check
 from capture.key import pytree
+from capture.key.argument_numbers import left_out
 from capture.key.code_names import SMALL, part_of
 from capture.key.modes import Here, modes_like_now
 from capture.key.opened_values import ById, Opened, opened_values
@@ -109,7 +110,8 @@ class Shortcuts:
         nodes: tuple[Opened, ...] | None = None
         # C opens no objects that are named there, and does not know which containers the body changes
         if opened is None and not captured.annotation.static and not _may_be_changed(captured, values):
-            nodes, opened = opened_values(values, leaves) or (None, None)
+            without = left_out(captured.binder.places, values) if captured.binder.places else ()
+            nodes, opened = opened_values(values, leaves, without) or (None, None)
             nodes = nodes if nodes and any(nodes) else None
         if opened is None or len(opened) > MOST_VALUES:
             return

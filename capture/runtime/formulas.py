@@ -26,6 +26,7 @@ from attrs import field
 
 from capture.core.data import define
 from capture.core.facts import Facts
+from capture.key import pytree
 from capture.key.attributes import keeper_of
 from capture.key.input_places import InputPlace, number_place
 from capture.key.packages import is_library, package_of
@@ -176,6 +177,8 @@ def place_of(change: Change) -> InputPlace | None:
     if type(change.before) not in _NUMBERS or source.kind not in ("attribute", "item", "global", "closure"):
         return None
     holder = source.holder
+    if source.is_in_argument() and pytree.is_container(holder):  # another call may be given another one
+        return None
     if type(holder) in (dict, types.CellType):
         return number_place(source.path, lambda: holder, source.name)
     return number_place(source.path, keeper_of(holder), source.name)

@@ -16,6 +16,7 @@ from capture.core.config import current as current_config
 from capture.core.interrupts import let_through
 from capture.engines.base import LiftedNumbers, Move, Number, NumbersToLift, Recording
 from capture.guards.guard import OVERLAPS
+from capture.key.argument_numbers import ArgumentNumber, differing
 from capture.key.input_places import InputPlace, with_places
 from capture.key.modes import Here
 from capture.key.signature import Leaf, Leaves
@@ -49,6 +50,7 @@ from capture.tree.tree import Tree
 
 _lifting = forks.lock()
 _MOST_PLACES = 16  # that are read in each call
+_MOST_ENTRIES = 64  # that are searched for one that has other numbers
 _MOST_ROUNDS = 4  # in which further places become arguments
 _MOST_LIFTED = 15  # recordings of one function: for its shapes, modes and threads
 
@@ -134,13 +136,42 @@ def finds_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     captured.take_inputs(places)
     captured.note_computed(watched.computed)
     captured.optimizers.follow(place.read for place in places)
-    captured.added += [(places[at - len(bound.values)], amount) for at, amount in watched.amounts.items()]
+    captured.note_added((places[at - len(bound.values)], amount) for at, amount in watched.amounts.items())
     paths = ", ".join([one.path for one in places])
     captured.log.add("drop", f"{paths}: another number in each call, an input from now on")
     forget(captured, entry, tree)
     captured.retire()
     captured.budget.start_anew()  # what was tried had keys that no call has any more
     return True
+
+
+def opens_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> bool:
+    """A new key that differs from known ones in numbers in containers among the arguments, as in ``batch["step"]``:
+    they are inputs of their own from now on, and all that was recorded is dropped. Two values are most often a choice
+    of two ways, and each keeps its recording."""
+    entries = captured.entries()
+    plain = captured.sizes is None and not captured.is_backward and entry.region is None
+    if not plain or len(entries) > _MOST_ENTRIES or others_may_run():  # who would see the numbers put there
+        return False
+    without = lambda number: captured.arguments(bound.values, Leaves(), (number,))  # noqa: E731
+    found = list[ArgumentNumber]()
+    for other in entries:
+        is_like = other is not entry and other.region is None and len(other.key) == len(entry.key)
+        if not is_like or other.key[0] != entry.key[0] or other.key[2:] != entry.key[2:]:
+            continue
+        places = differing(captured.binder, bound.values, entry.key[1], other.key[1], without)
+        known = {one.key() for one in found}
+        again = [one for one in places if one.key() in known]
+        found += [one for one in places if one.key() not in known]
+        if again and len(captured.binder.places) + len(again) <= _MOST_PLACES:
+            captured.take_numbers(again)
+            paths = ", ".join([one.path for one in again])
+            captured.log.add("drop", f"{paths}: another number in call after call, an input of its own from now on")
+            forget(captured, entry, tree)
+            captured.retire()
+            captured.budget.start_anew()  # what was tried had keys that no call has any more
+            return True
+    return False
 
 
 def _are_lifted(
@@ -184,6 +215,8 @@ def _lifted(
     twin, then = alike
     captured.decisions_left = 0  # the answers are not all that comes of them
     captured.note_computed(watched.computed)
+    first, places = len(bound.values) - len(bound.binder.places), bound.binder.places
+    captured.note_added((places[at - first], amount) for at, amount in watched.amounts.items())
     node, twin_node = (
         _node_at_root(captured, each, numbers.with_numbers(bound.values, positions, own), bound.leaves, tree)
         for each, own in ((entry, now), (twin, then))

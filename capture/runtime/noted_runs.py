@@ -24,15 +24,15 @@ def holding(call: Call, given: Mapping[int, Number], run: Callable[[], Result]) 
     """Run something that is undone while the places of a call hold its numbers, so that what the body changes there
     shows as a change of them. ``given``: plain ones, by position, where the call has noted ones."""
     places = call.binder.places
-    theirs = [(place, place.read()) for place in places]
+    theirs = [(place, place.read_in(call.values)) for place in places]
 
     def put_back(_: Sequence[BaseException] = ()) -> None:
         for place, value in theirs:
-            place.write(value)
+            place.write_in(call.values, value)
 
     def held() -> Result:
         for place, at in zip(places, range(len(call.values) - len(places), len(call.values)), strict=True):
-            place.write(given.get(at, call.values[at]))
+            place.write_in(call.values, given.get(at, call.values[at]))
         found = run()
         put_back()
         return found

@@ -19,7 +19,14 @@ Amounts = Callable[[Change], int | None]
 def number_of_place(places: Sequence[InputPlace], source: Source) -> int | None:
     """Which of the places this is; None if it is none of them."""
     keys = place_key(source), (id(names_of(source.holder)), source.name)
-    return next((number for number, place in enumerate(places) if place.key() in keys), None)
+    path, is_in_argument = source.path, bool(places) and source.is_in_argument()
+    return next(
+        (
+            number for number, place in enumerate(places)
+            if place.key() in keys or place.leads_to(path, is_in_argument=is_in_argument)
+        ),
+        None,
+    )  # fmt: skip
 
 
 def position_of(places: Sequence[InputPlace], first: int, change: Change) -> int | None:

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 import os
 import random
@@ -28,13 +30,28 @@ EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "300"))
 PARTS, CALLS = 15, 22
 
 
-def made(text: str) -> tuple[Callable[[torch.Tensor], Any], types.SimpleNamespace]:
-    """A program with state of its own."""
-    state = types.SimpleNamespace(a=0.0, b=1.5, n=0, log=[], d={})
-    scope = {"torch": torch, "math": math, "S": state, "__name__": "program"}
-    exec(text, scope)  # noqa: S102 - what this test writes itself
-    body: Any = scope["body"]
-    return body, state
+@dataclasses.dataclass(eq=False)
+class State:
+    """What a program keeps, as an argument that is opened."""
+
+    a: float = 0.0
+    b: float = 1.5
+    n: int = 0
+    log: list[Any] = dataclasses.field(default_factory=list)
+    d: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+Body = Callable[..., Any]
+GLOBAL, ARGUMENT, NEW_ARGUMENT = "global", "argument", "another argument in each call"
+
+
+def made(text: str, kept: str) -> tuple[Body, Any]:
+    """A program, and its state."""
+    state: Any = types.SimpleNamespace(**vars(State())) if kept == GLOBAL else State()
+    scope = {"torch": torch, "math": math, "__name__": "program"} | ({"S": state} if kept == GLOBAL else {})
+    source = text if kept == GLOBAL else text.replace("def body(x):", "def body(x, S):")
+    exec(source, scope)  # noqa: S102 - what this test writes itself
+    return scope["body"], state  # type: ignore[return-value]
 
 
 def inputs(seed: int) -> list[torch.Tensor]:
@@ -47,31 +64,34 @@ def inputs(seed: int) -> list[torch.Tensor]:
     return [one.to(DEVICE) for one in drawn]
 
 
-def outcome(body: Callable[[torch.Tensor], Any], x: torch.Tensor, state: types.SimpleNamespace) -> Any:
+def outcome(body: Body, x: torch.Tensor, state: Any) -> Any:
     """The result or the error of a call, and the state after it."""
     try:
-        result = bits(body(x.clone()))
+        result = bits(body(x.clone()) if type(state) is types.SimpleNamespace else body(x.clone(), state))
     except (ArithmeticError, ValueError, TypeError) as error:
         result = type(error), str(error)
     return result, bits(vars(state))
 
 
-def equals_eager(seed: int) -> int:
+def equals_eager(seed: int, kept: str = GLOBAL) -> int:
     """Check one program. Gives how many calls were replays."""
     text = Writer(seed).text()
-    (plain, theirs), (body, ours) = made(text), made(text)
+    (plain, theirs), (body, ours) = made(text, kept), made(text, kept)
     captured = capture(body)
     for number, x in enumerate(inputs(seed)):
+        if kept == NEW_ARGUMENT:
+            theirs, ours = copy.copy(theirs), copy.copy(ours)
         expected = outcome(plain, x, theirs)
         assert outcome(captured, x, ours) == expected, f"seed {seed}, call {number}\n{text}"
     return recordings(captured).replays
 
 
 @pytest.mark.parametrize("part", [0, *[pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS)]])
-def test_programs_of_numbers_equal_eager(part: int) -> None:
+@pytest.mark.parametrize("kept", [GLOBAL, pytest.param(ARGUMENT, marks=pytest.mark.slow), NEW_ARGUMENT])
+def test_programs_of_numbers_equal_eager(kept: str, part: int) -> None:
     first = random.SystemRandom().randrange(2**30) if FUZZING else 0
     share = EXAMPLES // PARTS
     with warnings.catch_warnings(), config.patch(drop_slow=False):
         warnings.simplefilter("ignore", CaptureWarning)
-        replays = [equals_eager(first + part * share + number) for number in range(share)]
+        replays = [equals_eager(first + part * share + number, kept) for number in range(share)]
     assert sum(map(bool, replays)) >= share / 10, "too few programs replay for this to tell anything"
