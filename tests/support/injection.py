@@ -408,7 +408,7 @@ def prefixes(world: World, body: str) -> list[Any]:
             if not over:
                 states.append(twin.state())
         at += 1
-    states += _between_gradients(world, body)
+    states += _between_operators(world, body)
     twin = _twin(world)
     set_rng_state(generator)
     used(body, twin, twin.x)
@@ -417,20 +417,21 @@ def prefixes(world: World, body: str) -> list[Any]:
     return states
 
 
-class _InZeroGrad(Stopping):
-    """Raises at a line of the optimizer's ``zero_grad``: it drops one gradient after another, by no operator."""
+class _InOptimizer(Stopping):
+    """Raises at a line of an optimizer that changes something by no operator: ``zero_grad`` drops one gradient after
+    another, and what begins the first step puts one tensor after another into the state."""
 
     @override
     def _called(self, frame: types.FrameType, event: str, arg: Any) -> Any:
-        return self._line if frame.f_code.co_qualname == "Optimizer.zero_grad" else None
+        return self._line if frame.f_code.co_qualname in ("Optimizer.zero_grad", "Adam._init_group") else None
 
 
-def _between_gradients(world: World, body: str) -> list[Any]:
-    """States in which some of the gradients are gone."""
+def _between_operators(world: World, body: str) -> list[Any]:
+    """States in which some of the gradients are gone, or some of an optimizer's state is there."""
     states, over = list[Any](), False
     while world.optimizer is not None and not over:
         twin, generator = _twin(world), rng_state()
-        stopping = _InZeroGrad(len(states) + 1, Stopped, lines=True)
+        stopping = _InOptimizer(len(states) + 1, Stopped, lines=True)
         with contextlib.suppress(Stopped), stopping:
             used(body, twin, twin.x)
         set_rng_state(generator)
