@@ -13,7 +13,7 @@ import gc
 import signal
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,13 @@ class Stopping:
         self.where = ""
         self.rang = False
         self._handler: Any = None
+        self._kept = self._called
+        """CPython 3.11 may call a trace function that it has let go of meanwhile, where a frame's object is made, that
+        collects garbage, and a callback of that raises."""
 
     def __enter__(self) -> Stopping:
         self._handler = signal.signal(signal.SIGUSR2, self._ring)
-        sys.settrace(self._called)
+        sys.settrace(self._kept)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -139,7 +142,7 @@ class World(nn.Module):
         self.h = torch.zeros(3, 4)
         self.x = torch.ones(3, 4)
         self.cache: dict[str, Tensor] = {"a": torch.zeros(4)}
-        self.number = 0
+        self.number, self.counts = 0, {"n": 0}
         self.optimizer: torch.optim.Optimizer | None = None
         self.body: Any = None
 
@@ -150,7 +153,8 @@ class World(nn.Module):
     def state(self) -> Any:
         tensors = [bits(one) for one in (*self.parameters(), *self.buffers())]
         steps = None if self.optimizer is None else bits(list(self.optimizer.state.values()))
-        return tensors, bits(self.h), bits(self.x), bits(self.cache), steps, rng_state().tolist()[:64]
+        changed = bits([self.h, self.x, self.cache, self.counts])
+        return tensors, changed, steps, rng_state().tolist()[:64]
 
 
 def plain(world: World, x: Tensor) -> Any:
@@ -192,6 +196,21 @@ def differentiating(world: World, x: Tensor) -> Any:
     return loss.detach()
 
 
+def leaving_gradients(world: World, x: Tensor) -> Any:
+    """An argument that needs a gradient and has one from the second call on."""
+    with torch.enable_grad():
+        loss = world.linear(x).tanh().square().sum()
+        loss.backward()
+    return loss.detach()
+
+
+def counting(world: World, x: Tensor, counts: Any = None) -> Any:
+    """A number in a container that the call gets is counted up, and lifted out of the recording."""
+    counts["n"] += 1
+    world.h = torch.tanh(world.linear(x) * (counts["n"] / 7) + world.h)
+    return world.h * 2
+
+
 class _UpTo(TorchDispatchMode):
     """Raises before or after the ``at``th operator."""
 
@@ -217,10 +236,11 @@ def _twin(world: World) -> World:
     made.load_state_dict(copy.deepcopy(world.state_dict()))
     for twin_parameter, parameter in zip(made.parameters(), world.parameters(), strict=True):
         twin_parameter.grad = None if parameter.grad is None else parameter.grad.clone()
-    made.h, made.x = world.h.clone(), world.x.clone()
+    made.h, made.x = world.h.clone(), world.x.detach().clone().requires_grad_(world.x.requires_grad)
+    made.x.grad = None if world.x.grad is None else world.x.grad.clone()
     made.h = made.x if world.h is world.x else made.h
     made.cache = {key: value.clone() for key, value in world.cache.items()}
-    made.number = world.number
+    made.number, made.counts = world.number, dict(world.counts)
     if world.optimizer is not None:
         prepare(made)
         assert made.optimizer is not None
@@ -342,6 +362,8 @@ def prepare(world: World) -> None:
         world.optimizer = torch.optim.SGD(world.parameters(), lr=0.1, momentum=0.9)
     elif world.body is stepping_on_the_host:
         world.optimizer = torch.optim.Adam(world.parameters(), lr=0.1)
+    elif world.body is leaving_gradients:
+        world.x.requires_grad_()
 
 
 BODIES: dict[str, Callable[[World, Tensor], Any]] = {
@@ -353,6 +375,8 @@ BODIES: dict[str, Callable[[World, Tensor], Any]] = {
         drawing,
         keeping,
         differentiating,
+        leaving_gradients,
+        counting,
         training,
         reading,
         around_an_island,
@@ -365,13 +389,13 @@ BODIES: dict[str, Callable[[World, Tensor], Any]] = {
         *([raising] if DEVICE.type == "cpu" else []),  # a GPU tells of an index out of range by ending all its work
     )
 }
-CALLS = {"numbered": (1, 2, 3, 4, 5), "numbered_state": (1, 2, 3), "branching": (1, 2, 3, 4, 5, 6)}
+CALLS = {"numbered": range(1, 6), "counting": range(1, 7), "numbered_state": range(1, 4), "branching": range(1, 7)}
 """Numbers of the calls that may be stopped; of other bodies the first four."""
 
 
-def calls_of(body: str) -> tuple[int, ...]:
+def calls_of(body: str) -> Sequence[int]:
     """Numbers of the calls that may be stopped."""
-    return CALLS.get(body, (1, 2, 3, 4))
+    return CALLS.get(body, range(1, 5))
 
 
 KEEPING = ("plain", "recurrent", "drawing", "numbered", "numbered_state", "stepping", "stepping_on_the_host")
@@ -383,6 +407,8 @@ def used(body: str, captured: Any, x: Tensor) -> Any:
     if body.startswith("numbered"):
         captured.number += 1
         return captured(x, captured.number / 7)
+    if body == "counting":
+        return captured(x, captured.counts)
     if not body.startswith("training"):
         return captured(x)
     with torch.enable_grad():
@@ -393,7 +419,7 @@ def used(body: str, captured: Any, x: Tensor) -> Any:
 
 def prefixes(world: World, body: str) -> list[Any]:
     """All states in which an eager call from this state may be stopped; the last one is that of a whole call."""
-    states, generator = [], rng_state()
+    states, generator = [_twin(world).state()], rng_state()
     at, over = 1, False
     while not over:
         for after in (False, True):
