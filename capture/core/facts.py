@@ -552,11 +552,16 @@ class Facts:
 def gradients_left(facts: Facts) -> dict[str, PlaceholderInfo]:
     """Paths of gradients that the body leaves on arguments, or reads of them, and the arguments; without those that
     are inputs themselves."""
+    paths = {effect.path: effect.kind != "python" for effect in facts.effects} if facts.effects else {}
+    for info in facts.placeholders:
+        if info.kind == "implicit":
+            paths[info.path] = True
+    gradients = [path for path, counts in paths.items() if counts and path.endswith(".grad")] if paths else []
+    if not gradients:
+        return {}
     arguments = [info for info in facts.placeholders if info.kind == "argument" and not info.static]
     by_path = {f"{argument.path}.grad": argument for argument in arguments}
-    left = [effect.path for effect in facts.effects if effect.kind != "python"]
-    read = [info.path for info in facts.placeholders if info.kind == "implicit"]
-    return {path: by_path[path] for path in (*left, *read) if path in by_path and path not in facts.given_gradients}
+    return {path: by_path[path] for path in gradients if path in by_path and path not in facts.given_gradients}
 
 
 def diff_facts(

@@ -14,6 +14,7 @@ from attrs import evolve, field
 
 from capture.core.data import define
 from capture.engines.base import Block, Geometry, Input
+from capture.key.tensor_kind import is_leaf
 from capture.key.tensor_meta import same_bits, span_bytes
 from capture.state.call import Call
 
@@ -126,8 +127,9 @@ class Staging:
             if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
                 continue
             staged = self.replacements.get(position)
-            gradient = given.get(id(leaf.grad)) if leaf.is_leaf else None
-            is_shown = gradient is None and (leaf.is_leaf or type(leaf) is not torch.Tensor)
+            begins = is_leaf(leaf)
+            gradient = given.get(id(leaf.grad)) if begins else None
+            is_shown = gradient is None and (begins or type(leaf) is not torch.Tensor)
             if staged is None and (is_shown or leaf.layout is not torch.strided):
                 continue
             shown = leaf if staged is None else staged

@@ -145,9 +145,12 @@ class GradientPlace(InputPlace):
         return leaf if issubclass(type(leaf), torch.Tensor) and leaf.requires_grad and is_leaf(leaf) else None
 
 
-def given_gradients(places: Iterable[InputPlace]) -> frozenset[str]:
+_NONE: frozenset[str] = frozenset()
+
+
+def given_gradients(places: Sequence[InputPlace]) -> frozenset[str]:
     """Paths of those that are gradients of arguments."""
-    return frozenset(place.path for place in places if issubclass(type(place), GradientPlace))
+    return frozenset([place.path for place in places if issubclass(type(place), GradientPlace)]) if places else _NONE
 
 
 def number_place(path: str, keeper: Callable[[], Any], name: Any) -> InputPlace | None:

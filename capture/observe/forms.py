@@ -3,7 +3,7 @@ another one, and no operator tells of it: afterwards the forms are compared, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -37,10 +37,11 @@ class Form:
         """Whether it lies elsewhere, or has another form there."""
         now = self.tensor
         return (
-            self.lies_elsewhere()
+            now.layout is not torch.strided
+            or now.untyped_storage() is not self.storage
             or (self.dtype, self.offset, self.shape, self.stride)
             != (now.dtype, int(now.storage_offset()), now.shape, now.stride())
-            or _is_lazy(now) != (self.lazily is not None)
+            or (now.is_conj() or now.is_neg()) != (self.lazily is not None)
         )
 
     def put_back(self) -> None:
@@ -55,28 +56,17 @@ class Form:
             self.tensor.data = data if self.lazily is None else self.lazily
 
 
-def _is_lazy(tensor: torch.Tensor) -> bool:
-    return tensor.is_conj() or tensor.is_neg()
-
-
 @unseen
 def forms_of(before: Snapshot, arguments: Iterable[tuple[str, Any]]) -> list[Form]:
     """Those of all tensors that the run can reach."""
+    reached = [(one.path, str(one.name), tensor) for owners in before.tensors.values() for one, tensor in owners]
+    reached += [(path, path, leaf) for path, leaf in arguments if issubclass(type(leaf), torch.Tensor)]
     found: dict[int, Form] = {}
-    for path, name, tensor in _reached(before, arguments):
+    for path, name, tensor in reached:
         if id(tensor) not in found and tensor.layout is torch.strided and not tensor.is_nested:
             found[id(tensor)] = Form(
                 tensor=tensor, path=path, name=name, storage=tensor.untyped_storage(), dtype=tensor.dtype,
                 offset=int(tensor.storage_offset()), shape=tensor.shape, stride=tensor.stride(),
-                lazily=tensor.detach() if _is_lazy(tensor) else None,
+                lazily=tensor.detach() if tensor.is_conj() or tensor.is_neg() else None,
             )  # fmt: skip
     return [*found.values()]
-
-
-def _reached(before: Snapshot, arguments: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, torch.Tensor]]:
-    for owners in before.tensors.values():
-        for source, tensor in owners:
-            yield source.path, str(source.name), tensor
-    for path, leaf in arguments:
-        if issubclass(type(leaf), torch.Tensor):
-            yield path, path, leaf

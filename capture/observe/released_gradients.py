@@ -17,6 +17,7 @@ from attrs import field
 from capture.core.data import define
 from capture.key import pytree
 from capture.key.pytree import TENSOR_TYPES
+from capture.observe.forms import Form
 from capture.state.snapshot import Snapshot
 from capture.torch_private.capabilities import storage_use_count, use_count
 
@@ -30,10 +31,11 @@ class ReleasedGradients:
 
     _before: Snapshot
     _versions: list[tuple[torch.Tensor, int]]
+    _forms: list[Form]
     _around: Callable[[Callable[..., object]], Callable[..., object]]
     """Puts around ``free`` what it is called through, which holds references, too."""
     _held: Counter[int] = field(factory=Counter)
-    """By ``id``: references to a tensor from the snapshot and the versions."""
+    """By ``id``: references to a tensor from the snapshot, the versions and the forms."""
     _gone: Counter[int] = field(factory=Counter)
     """By ``id`` of a storage, which the snapshot keeps: tensors on it that were dropped."""
 
@@ -46,6 +48,7 @@ class ReleasedGradients:
             for space in self._before.namespaces.values():
                 self._held.update(map(id, (space.holder, *space.values)))
             self._held.update(id(tensor) for tensor, _ in self._versions)
+            self._held.update(id(form.tensor) for form in self._forms)
         if sys.getrefcount(gradient) > _probe_caller(self._around) + self._held[id(gradient)]:
             return
         if type(gradient) in TENSOR_TYPES:

@@ -242,7 +242,7 @@ def _run_watched(
     arranged, graphs, compilations = buckets_to_arrange(before.modules), graphs_compiled(), list[None]()
     _active.append(watch)
     try:
-        quietly = watch.quietly
+        quietly, dropped = watch.quietly, watch.dropping(watched.versions, watched.forms)
         note_sync, exported, form = quietly(watch.note_sync), quietly(watch.note_export), quietly(watch.note_form)
         with (
             originals_while_compiling(compilations),
@@ -256,7 +256,7 @@ def _run_watched(
             handles_watched(quietly(watch.note_unsafe), before.modules),
             constants_on_host(),
             autocast_switches(watch.autocast),
-            gradient_reads(watch.dropping(watched.versions), _tensors_before(watched)) as watched.gradients_read,
+            gradient_reads(dropped, _tensors_before(watched)) as watched.gradients_read,
             packages(watch, call.annotation, keep_undo=watch.keep_undo),
             watch,
             _formulas_of(call),  # before code is noted: its own would count as the body's
@@ -459,7 +459,7 @@ def _note_other_forms(watched: ObservedRun, ran: CodeRun | None) -> None:
     Operators that change forms are noted as such."""
     by_operators = {id(tensor) for tensor, *_ in watched.watch.trace.reshaped}
     for form in watched.forms:
-        if form.lies_elsewhere() or (id(form.tensor) not in by_operators and form.is_another()):
+        if form.is_another() and (id(form.tensor) not in by_operators or form.lies_elsewhere()):
             where = host_draws.line_of(ran, (form.name, "data", "set_", "swap_tensors"))
             op = f"giving {form.path!r} other {'memory' if form.lies_elsewhere() else 'sizes or strides'}"
             watched.watch.trace.work.append(HostWork(op=op, kind="unsafe", where=where))

@@ -15,6 +15,7 @@ from capture.core.facts import CodeLocation, GradientUse, HostSync, HostWork, Un
 from capture.key.modes import NAMES, ambient
 from capture.key.tensor_meta import nbytes_of, storage_of
 from capture.observe import host_values, islands, operator_schema, source_location
+from capture.observe.forms import Form
 from capture.observe.higher_order import HigherOrderMode
 from capture.observe.operator_schema import OperatorTraits
 from capture.observe.probes.device_syncs import device_syncs, is_taken_to_wait
@@ -204,11 +205,13 @@ class RunNotes(HigherOrderMode):
                 weakref.ref(storage), _RESIZING, source_location.user_location(), metadata
             )
 
-    def dropping(self, versions: list[tuple[torch.Tensor, int]]) -> Callable[[torch.Tensor], object]:
+    def dropping(
+        self, versions: list[tuple[torch.Tensor, int]], forms: list[Form]
+    ) -> Callable[[torch.Tensor], object]:  # fmt: skip
         """What to do where the body drops a gradient; a recorder, which may have to give it back, leaves it alone."""
         if self.keep_undo:
             return keep
-        return self.quietly(ReleasedGradients(self.before, versions, self.quietly).free)
+        return self.quietly(ReleasedGradients(self.before, versions, forms, self.quietly).free)
 
     def settle_scratch(self) -> None:
         """The run is over: check that storages that were empty before it are empty now."""

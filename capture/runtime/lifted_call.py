@@ -149,13 +149,12 @@ def opens_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     """A new key that differs from known ones in numbers in containers among the arguments, as in ``batch["step"]``:
     they are inputs of their own from now on, and all that was recorded is dropped. Two values are most often a choice
     of two ways, and each keeps its recording."""
-    entries = captured.entries()
     plain = captured.sizes is None and not captured.is_backward and entry.region is None
-    if not plain or len(entries) > _MOST_ENTRIES or others_may_run():  # who would see the numbers put there
+    if not plain or not 3 <= len(captured.families) <= _MOST_ENTRIES or others_may_run():  # who would see the numbers
         return False
     without = lambda number: captured.arguments(bound.values, Leaves(), (number,))  # noqa: E731
     found = list[ArgumentNumber]()
-    for other in entries:
+    for other in captured.entries():
         is_like = other is not entry and other.region is None and len(other.key) == len(entry.key)
         if not is_like or other.key[0] != entry.key[0] or other.key[2:] != entry.key[2:]:
             continue

@@ -419,7 +419,7 @@ def used(body: str, captured: Any, x: Tensor) -> Any:
 
 def prefixes(world: World, body: str) -> list[Any]:
     """All states in which an eager call from this state may be stopped; the last one is that of a whole call."""
-    states, generator = [_twin(world).state()], rng_state()
+    states, generator = [world.state()], rng_state()
     at, over = 1, False
     while not over:
         for after in (False, True):

@@ -47,6 +47,7 @@ from capture.observe.described import KeptLeaf
 from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.expectation import Expectation
 from capture.observe.facts_builder import describe
+from capture.observe.forms import Form
 from capture.observe.host_values import Describe
 from capture.observe.islands import Outcome, tensors_of
 from capture.observe.operator_schema import (
@@ -347,7 +348,9 @@ class TapeRecorder(ObserveMode):
             self._pool_copies[id(storage)] = storage, pool_copy
 
     @override
-    def dropping(self, versions: list[tuple[torch.Tensor, int]]) -> Callable[[torch.Tensor], object]:
+    def dropping(
+        self, versions: list[tuple[torch.Tensor, int]], forms: list[Form]
+    ) -> Callable[[torch.Tensor], object]:  # fmt: skip
         return keep
 
     def _fill_pool_copies(self, tensors: Iterable[torch.Tensor]) -> None:

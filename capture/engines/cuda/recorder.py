@@ -27,6 +27,7 @@ from capture.observe import source_location
 from capture.observe.break_notes import IslandBegin
 from capture.observe.collectives import obstacle, registers_segments
 from capture.observe.dispatch_mode import ObserveMode
+from capture.observe.forms import Form
 from capture.observe.islands import Outcome, tensors_of
 from capture.observe.operator_schema import (
     Operator,
@@ -181,7 +182,9 @@ class GraphRecorder(ObserveMode):
         self._look_for_launches()
 
     @override
-    def dropping(self, versions: list[tuple[torch.Tensor, int]]) -> Callable[[torch.Tensor], object]:
+    def dropping(
+        self, versions: list[tuple[torch.Tensor, int]], forms: list[Form]
+    ) -> Callable[[torch.Tensor], object]:  # fmt: skip
         return keep
 
     def _look_for_launches(self) -> None:
