@@ -103,7 +103,11 @@ def _of_keys(captured: Captured, keys: Sequence[tuple[Any, ...]], call: Call) ->
 
 
 def _arguments(captured: Captured) -> list[str]:
-    return [f"'{name}' ({_ORDINALS.get(at, f'{at}th')} argument)" for at, name in enumerate(captured.binder.names, 1)]
+    """Arguments with their ordinals, and places that count as such by their paths."""
+    names = captured.binder.names
+    count = len(names) - len(captured.binder.places)
+    own = [f"'{name}' ({_ORDINALS.get(at, f'{at}th')} argument)" for at, name in enumerate(names[:count], 1)]
+    return own + [f"'{place.path}'" for place in captured.binder.places]
 
 
 def _names(captured: Captured, call: Call) -> list[str]:
@@ -196,8 +200,13 @@ def _member(part: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _name(name: Any) -> Any:
-    """A name as ``exact`` gives it, as the user would write it."""
-    return _text(name) if type(name) is tuple and isinstance(name[0], type) else name
+    """A name as ``exact`` gives it, or an object's part has it for a member, as the user would write it."""
+    if type(name) is not tuple:
+        return name
+    if isinstance(name[0], type):
+        return _text(name)
+    kind, at = name
+    return at.__name__ if kind == "slot" else _name(at)
 
 
 def _objects(parts: Sequence[Any]) -> str:

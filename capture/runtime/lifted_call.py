@@ -168,7 +168,6 @@ def opens_numbers(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
             captured.log.add("drop", f"{paths}: another number in call after call, an input of its own from now on")
             forget(captured, entry, tree)
             captured.retire()
-            captured.budget.start_anew()  # what was tried had keys that no call has any more
             return True
     return False
 

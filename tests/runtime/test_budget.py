@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import re
 import statistics
@@ -37,6 +38,13 @@ class Context:
 
     def __init__(self, number: int) -> None:
         self.scale = float(number)
+
+
+@dataclasses.dataclass
+class Frame:
+    """An object that is opened."""
+
+    step: float | str
 
 
 class Program:
@@ -85,12 +93,20 @@ PROGRAMS: dict[str, Program] = {
         r"'scale' \(2nd argument\): 16 values in 16 calls \(0\.\d+, "
     ),
     "a number among others": Program(
-        lambda x, options: torch.relu(x) * options["at"][1], lambda number: (X, {"at": [0, number]}), nothing,
-        r"'options' \(2nd argument\)\.at\[1\]: 16 values in 16 calls \(\d+, \d+, \d+, \.\.\.\)",
+        lambda x, options: scaled(x, options["at"][1]), lambda number: (X, {"at": [0, 1.0 / (number + 1)]}), nothing,
+        r"'options\.at\.1': 16 values in 16 calls \(0\.\d+, ",
+    ),
+    "a number of an object": Program(
+        lambda x, frame: scaled(x, frame.step), lambda number: (X, Frame(1.0 / (number + 1))), nothing,
+        r"'frame\.step': 16 values in 16 calls \(0\.\d+, "
+    ),
+    "a text of an object": Program(
+        lambda x, frame: torch.relu(x) * len(frame.step), lambda number: (X, Frame(str(number))), nothing,
+        r"'frame' \(2nd argument\)\.step: 16 values in 16 calls \('\d+', ",
     ),
     "an object that is new": Program(
-        lambda x, context: torch.relu(x) * 2 if context else x, lambda number: (X, Context(number)), nothing,
-        r"'context' \(2nd argument\): a new Context object in every call",
+        lambda x, event: torch.relu(x) * 2 if event else x, lambda _: (X, threading.Event()), nothing,
+        r"'event' \(2nd argument\): a new Event object in every call",
     ),
     "a function that is new": Program(
         lambda x, then: then(torch.relu(x)), lambda number: (X, lambda y: y * number), nothing,
