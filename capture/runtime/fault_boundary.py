@@ -52,7 +52,7 @@ def _told_apart(captured: Captured, values: Values, run: BodyRun, step: Callable
         if run.error is error or asked_for or is_interrupt(error) or (is_fault and current_config().strict):
             raise
         if not (is_fault or run.runs or run.replayed):  # nothing is wrong, and nothing has happened
-            return run_eagerly(captured, captured.call(values, []), str(error), weight=0.0)
+            return run_eagerly(captured, captured.call(captured.completed(values), []), str(error), weight=0.0)
         fault = error
     return _after_fault(captured, values, run, fault)
 
@@ -88,7 +88,9 @@ def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Except
         return finish(result, run.leaves)
     if not may_run:  # what the body did so far cannot be undone
         raise error
-    return run_eagerly(captured, captured.call(values, []), "something went wrong inside this library")
+    return run_eagerly(
+        captured, captured.call(captured.completed(values), []), "something went wrong inside this library"
+    )
 
 
 def _start_over_after_fault(captured: Captured, entry: Entry, tree: Tree, error: Exception) -> None:
