@@ -107,6 +107,8 @@ class Staging:
     replacements: dict[int, torch.Tensor] = field(factory=dict)
     singles: list[SingleInput] = field(factory=list)
     groups: list[InputGroup] = field(factory=list)
+    gradients: dict[int, torch.Tensor] = field(factory=dict)
+    """The gradients that stand-ins for arguments were given, by ``id`` of the stand-ins."""
     managed: dict[Block, torch.UntypedStorage] = field(factory=dict)
     """The storage through which the body sees each managed block."""
 
@@ -136,15 +138,18 @@ class Staging:
             if id(shown) not in asking:  # the same object in two places stays one
                 asking[id(shown)] = shown.detach().requires_grad_()
                 if gradient is not None:
-                    asking[id(shown)].grad = self.replacements.get(gradient, leaves[gradient])
+                    asking[id(shown)].grad = given_gradient = self.replacements.get(gradient, leaves[gradient])
+                    self.gradients[id(asking[id(shown)])] = given_gradient
             self.replacements[position] = asking[id(shown)]
 
     def end_run(self) -> None:
-        """The body is over: what it left in ``.grad`` of stand-ins is in its effects, or nobody's."""
+        """The body is over: what it left in ``.grad`` of stand-ins is in its effects, or nobody's. One that was given a
+        gradient and still has it keeps it: after a fault of this library it is compared with what was there before."""
         for staged in self.replacements.values():
-            if staged.requires_grad:
+            if staged.requires_grad and staged.grad is not self.gradients.get(id(staged)):
                 staged.grad = None
         self.replacements.clear()
+        self.gradients.clear()
 
     def copy_back_only(self, written: Set[int]) -> None:
         """Positions that this run wrote, of a body that may write others in another run."""

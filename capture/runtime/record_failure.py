@@ -216,9 +216,8 @@ def after_fault(watched: ObservedRun, tree: Tree, ran: body_run.BodyRun) -> tupl
     if watched.values is not watched.call.values:
         tree.retire()
         with suppress(Exception):  # what went wrong may be the comparison
-            watched.changed = watched.changed or effects.classified(
-                watched.before, diff.changes(watched.before), watched.ran
-            )
+            if not watched.is_compared:
+                watched.changed = effects.classified(watched.before, diff.changes(watched.before), watched.ran)
         _settle_effects(watched.call, watched)
     if not ran.has_ended:
         return False, None

@@ -118,6 +118,26 @@ def test_stopped_while_a_run_is_compared(body: str) -> None:
     assert not wrong, wrong
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("body", "call", "functions"),
+    [
+        ("leaving_gradients", 4, {"Staging.end_run", "Tape._kind_of_value", "_record"}),
+        ("counting", 3, {"numpy_random.<locals>.<genexpr>", "opens_numbers", "Captured.take_numbers"}),
+    ],
+)
+def test_a_fault_beside_inputs_that_follow_an_argument(body: str, call: int, functions: set[str]) -> None:
+    """A gradient of an argument, and a number in one: the call is completed with what is there."""
+    points(body, call, lines=True)
+    places = points_in(body, call, functions)
+    wrong = [
+        (at, outcome.where, outcome.wrong) for at in places[:: max(len(places) // 8, 1)]
+        if (outcome := stopped_program(body, call, at, MemoryError, lines=True)).wrong
+    ]  # fmt: skip
+    assert places
+    assert not wrong, wrong
+
+
 def test_stopped_while_blocks_of_autocast_are_counted() -> None:
     """Torch tells the number of this thread's blocks by opening one more. Left open, it keeps what autocast casts of
     weights for all that follows."""
