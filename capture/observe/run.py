@@ -47,7 +47,7 @@ from capture.state.code_run import CodeRun, code_run
 from capture.state.optimizers import is_stand_in
 from capture.state.snapshot import Change, Snapshot, content_of
 from capture.state.source import Found, Source
-from capture.torch_private import operator_watch
+from capture.torch_private import operator_watch, version_counters
 from capture.torch_private.capabilities import generator_id
 from capture.torch_private.distributed import buckets_to_arrange, handles_watched
 from capture.torch_private.dynamo import graphs_compiled, originals_while_compiling
@@ -528,6 +528,7 @@ def undo_python(watched: ObservedRun) -> None:
     changed = watched.changed if watched.is_compared else changes_of_body(watched)  # it was stopped before that
     by_islands = [change for change in watched.by_islands if not change.container]
     diff.restore(watched.before, [*changed, *by_islands])
+    version_counters.set_back(watched.versions)  # the capture wrote nothing
     _undo_host_draws(watched)
 
 
@@ -543,6 +544,7 @@ def undo(watched: ObservedRun) -> None:
             if storage.nbytes() != contents.nbytes():  # an out= of another shape
                 storage.resize_(contents.nbytes())
             storage.copy_(contents, False)
+    version_counters.set_back(watched.versions)
     _put_forms_back(watched)
     empty_scratch(watched)
     with_islands = watched.by_islands and all(island.is_undoable for island in watched.watch.trace.islands)

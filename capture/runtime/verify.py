@@ -28,6 +28,7 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.replay import replay
 from capture.state.call import Call
+from capture.torch_private import version_counters
 from capture.torch_private.generators import default_generators
 from capture.torch_private.threads import others_may_run
 from capture.tree.node import Node
@@ -59,12 +60,14 @@ class State:
     tensors: list[tuple[str, torch.Tensor, torch.UntypedStorage]] = field(factory=list)
     sources: list[tuple[EffectSlot, Any]] = field(factory=list)
     generators: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
+    versions: list[tuple[torch.Tensor, int]] = field(factory=list)
 
     def put_back(self, named: Callable[[], dict[str, Any]], left: State | None = None) -> None:
         """Restore this state. ``left``: the state since then. What other threads drew meanwhile is not undone."""
         with torch.no_grad():
             for _, tensor, contents in self.tensors:
                 tensor.untyped_storage().copy_(contents, False)
+        version_counters.set_back(self.versions)
         for slot, value in self.sources:
             slot.put_back(named, value)
         for position, (generator, state) in enumerate(self.generators):
@@ -83,6 +86,8 @@ def _state(entry: Entry, nodes: Sequence[Node], call: Call, named: Callable[[], 
     state, seen = State(), set[int]()
     for path, tensor in [path_and_tensor for node in nodes for path_and_tensor in _written(entry, node, call)]:
         storage = tensor.untyped_storage()
+        if not tensor.is_inference():
+            state.versions.append((tensor, tensor._version))
         if id(storage) not in seen:
             seen.add(id(storage))
             state.tensors.append((path, tensor, storage.clone()))
