@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from capture import capture, recordings
 from capture.guards import names_used
+from capture.torch_private import operator_watch
 from tests.support.decorated import fresh as fresh
 from tests.support.device import DEVICE
 
@@ -81,7 +82,8 @@ def test_an_operator_costs_little_in_the_first_calls() -> None:
         counts.append([functions_run(functools.partial(function, x)) for _ in range(2)])
     watched, recorded = [(more - less) / 48 for more, less in zip(counts[2], counts[1], strict=True)]
     most = 150 if DEVICE.type == "cpu" else 60
-    assert watched <= 33, watched  # 35 while each looked whether there are arrays, and of which kind all are
+    # 35 and 42 while each looked whether there are arrays, and of which kind all are; torch runs 7 around a mode
+    assert watched <= (28 if operator_watch.has_key else 35), watched
     assert recorded <= most, recorded  # on the CPU 222 while all of a step was found anew for each form that is tried
 
 
