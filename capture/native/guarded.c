@@ -85,7 +85,7 @@ int commit_told(const Commit *commit, PyObject *tell)
 }
 
 /* ``finish(ended)`` is called until it ends well, also where ``run`` raised. A part of another commit leaves what was
-   put off to that one. */
+   put off to that one, whatever ends it: the error of ``run`` may be dealt with, and an interrupt has to come out. */
 static PyObject *committed(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
@@ -104,10 +104,11 @@ static PyObject *committed(PyObject *module, PyObject *const *args, Py_ssize_t c
         result = PyObject_CallOneArg(args[2], ended ? Py_True : Py_False);
     while (result == NULL && commit_puts_off(&commit));
     commit_end(&commit);
-    if (failed != NULL) { /* nothing of it counts beside */
+    if (failed != NULL) {
         PyErr_Clear();
         Py_CLEAR(result);
-        raise_again(failed);
+        if ((count == 4 ? commit_told(&commit, args[3]) : commit.around ? commit_handed_up(&commit) : 0) == 0)
+            raise_again(failed);
         Py_DECREF(failed);
     } else if (result != NULL && (count == 3 ? commit_handed_up(&commit) : commit_told(&commit, args[3])) < 0)
         Py_CLEAR(result);

@@ -370,10 +370,11 @@ static PyObject *outputs_of(
     return result;
 }
 
-/* The replay, and all that has to follow on it. ``leaves`` are not needed for a launch. */
+/* The replay, and all that has to follow on it. ``leaves`` are not needed for a launch. ``put_off``: what came while a
+   replay that raised was ended, a list or NULL. */
 static PyObject *committed_replay(
     const Steps *self, PyObject *replay, PyObject *leaves, PyObject *node, NodeView *view, PyObject *tree,
-    const Lists *at, PyObject *const *tensors, const uint64_t *addresses, const Where *where)
+    const Lists *at, PyObject *const *tensors, const uint64_t *addresses, const Where *where, PyObject **put_off)
 {
     PyObject *result = NULL;
     Commit commit;
@@ -398,8 +399,22 @@ static PyObject *committed_replay(
     commit_end(&commit);
     if (result != NULL && commit_told(&commit, self->tell) < 0)
         Py_CLEAR(result);
+    if (!commit.ran)
+        *put_off = Py_XNewRef(commit.errors);
     Py_XDECREF(commit.errors);
     return result;
+}
+
+/* Once the error of a replay was dealt with, an interrupt that came meanwhile comes out in place of all else. */
+static void tell_put_off(const Steps *self, PyObject *errors, PyObject **result)
+{
+    PyObject *error = *result == NULL ? taken_error() : NULL, *told = PyObject_CallOneArg(self->tell, errors);
+    if (told == NULL)
+        Py_CLEAR(*result);
+    else if (error != NULL)
+        raise_again(error);
+    Py_XDECREF(told);
+    Py_XDECREF(error);
 }
 
 /* ``recording.replay``: where objects of its class keep it, if they have a slot for it. */
@@ -419,7 +434,7 @@ static PyObject *run(
     const Steps *self, PyObject *node, NodeView *view, PyObject *tree, const Lists *at, PyObject *const *values,
     PyObject *const *tensors, const uint64_t *addresses, const Where *where)
 {
-    PyObject *leaves = NULL, *recording = NULL, *replay = NULL, *result = NULL, *range;
+    PyObject *leaves = NULL, *recording = NULL, *replay = NULL, *result = NULL, *put_off = NULL, *range;
     int holds = state_holds(self, node, tensors, addresses, &leaves);
     if (holds < 0) {
         result = left_to_python(self->miss);
@@ -445,13 +460,15 @@ static PyObject *run(
         goto end;
     if (range_begin(self->function, &range) < 0)
         goto end;
-    result = committed_replay(self, replay, leaves, node, view, tree, at, tensors, addresses, where);
+    result = committed_replay(self, replay, leaves, node, view, tree, at, tensors, addresses, where, &put_off);
     if (range != NULL)
         range_end(range, &result);
     if (result == NULL && !is_launch(replay)) {
         result = after_error(self, node, tree, values, leaves);
         if (result == NULL)
             tape_put_back(replay);
+        if (put_off != NULL)
+            tell_put_off(self, put_off, &result);
     } else if (result != NULL && self->attach != Py_None) {
         leaves = leaves == NULL ? list_of(tensors, self->tensors) : leaves;
         PyObject *args[] = {result, leaves, node};
@@ -462,6 +479,7 @@ end:
     Py_XDECREF(leaves);
     Py_XDECREF(recording);
     Py_XDECREF(replay);
+    Py_XDECREF(put_off);
     return result;
 }
 

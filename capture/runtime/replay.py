@@ -39,6 +39,7 @@ class Commit:
         "in_place",
         "leaves",
         "node",
+        "put_off",
         "ran",
         "read_values",
         "result",
@@ -58,6 +59,7 @@ class Commit:
         self.begun: list[Any] = []
         self.result: Any = None
         self.roots_by_name: dict[str, Any] | None = None
+        self.put_off: BaseException | None = None
         self.read_values: Mapping[int, Any] = {}  # numbers that the host read and the body hands on
         program = node.program
         follows = program is not None and program.again.follows_draws
@@ -75,15 +77,24 @@ class Commit:
             if run is not None and self.has_result:
                 run.replay(self.result)
             elif self.was_stopped():
-                return self.resumed(error, run)
+                return self._go_on(error, run)
             elif run is not None and not self.ran:
                 run.replayed = False
+            if self.put_off is not None and not is_interrupt(error):
+                raise self.put_off from error
             raise
         if run is not None and self.has_result:
             run.replay(self.result)
         elif run is not None:
             run.replayed = False
         return result
+
+    def _go_on(self, error: BaseException, run: BodyRun | None) -> Any:
+        try:
+            return self.resumed(error, run)
+        finally:
+            if self.put_off is not None:  # as the signal would have come out of the body
+                raise self.put_off
 
     def resumed(self, error: BaseException, run: BodyRun | None) -> Any:
         """An operator raised. Gives the result, if the body goes on."""
@@ -111,8 +122,12 @@ class Commit:
         return self.has_stopped
 
     def tell(self, errors: list[BaseException]) -> None:
-        """Report exceptions that came while the call was completed."""
-        tell(self.captured, errors)
+        """Report exceptions that came while the call was completed. Where the replay raised, an interrupt waits until
+        that was dealt with."""
+        if self.ran:
+            tell(self.captured, errors)
+        else:
+            self.put_off = next(filter(is_interrupt, errors), None)
 
     def finish(self, ended: bool) -> Any:
         """``ended``: the recording ran."""

@@ -492,10 +492,11 @@ def test_an_exception_goes_without_the_collector(call: int, lines: bool) -> None
 @pytest.mark.one_in(2)
 @pytest.mark.skipif("raising" not in BODIES, reason="an index out of range ends all work of a GPU")
 @pytest.mark.filterwarnings("ignore")
-def test_an_interrupt_beside_a_body_that_goes_on_comes_out() -> None:
-    """An operator raised in a replay, and what the body did then is compared with the state before."""
+@pytest.mark.parametrize("function", ["changes", "Commit.finish"])
+def test_an_interrupt_beside_a_body_that_goes_on_comes_out(function: str) -> None:
+    """An operator raised in a replay, which is ended, and what the body did then is compared with the state before."""
     for _ in range(2):
-        places = points_in("raising", 4, {"changes"})
+        places = points_in("raising", 4, {function})
     assert places
     wrong = [
         (at, outcome.wrong)
