@@ -108,7 +108,7 @@ class Run:
         self.seconds, self.threads, self.device, self.eager = seconds, threads, device, eager
         self.services = services(device, eager=eager)
         self.counts, self.lock = Counts(), threading.Lock()
-        self.latencies = [Sample() for _ in range(11)]
+        self.latencies, self.eager_latencies = ([Sample() for _ in range(11)] for _ in range(2))
         self.sizes: list[list[int]] = [[] for _ in range(11)]
         self.objects = [0] * 10
         self.parts: list[dict[str, int]] = []
@@ -165,7 +165,7 @@ class Run:
         for service in drawn.sample(self.services, len(self.services)):
             for size in range(1, self.filled + 1):
                 for _ in range(CALLS):
-                    ours, eager, _ = service.answer(drawn, size, _nothing)
+                    ours, eager, *_ = service.answer(drawn, size, _nothing)
                     if not same(ours, eager):
                         self.note("wrong", f"{type(service).__name__} of size {size}, at first: {ours!r:.300}")
 
@@ -197,11 +197,13 @@ class Run:
             why = service.probe(drawn, drawn.randint(1, HOT))
             self.note("misses" if why else "replayed", why)
         times_out = service.may_time_out and drawn.random() < 0.1
-        ours, eager, took = service.answer(drawn, size, self.arm if times_out else _nothing)
+        ours, eager, took, eager_took = service.answer(drawn, size, self.arm if times_out else _nothing)
         disarm()
         self.note("requests")
         with self.lock:
-            self.latencies[self.minute()].add(took)
+            minute = self.minute()
+            self.latencies[minute].add(took)
+            self.eager_latencies[minute].add(eager_took)
         if isinstance(eager, str):
             self.note("failed")
         if not same(ours, eager):
@@ -269,6 +271,7 @@ class Run:
             "resident": [int(sum(nbytes) / len(nbytes)) for nbytes in self.sizes if nbytes],
             "p99_ms": [round(sample.percentile(0.99) * 1e3, 3) for sample in self.latencies if sample.count],
         }  # fmt: skip
+        outcome["eager_p99_ms"] = [round(one.percentile(0.99) * 1e3, 3) for one in self.eager_latencies if one.count]
         if self.device.type == "cuda":
             outcome["device_bytes"] = torch.cuda.max_memory_reserved()
         outcome["misses"] = Counter(outcome["misses"])

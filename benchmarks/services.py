@@ -21,8 +21,8 @@ from typing_extensions import override
 from capture import Recordings, Severity, capture, recordings
 
 WIDTH, WORDS = 32, 50
-Answer = tuple[Any, Any, float]
-"""The captured result, eager's, and how long the first took, in seconds."""
+Answer = tuple[Any, Any, float, float]
+"""The captured result, eager's, and how long each took, in seconds."""
 
 
 class Shared:
@@ -198,7 +198,8 @@ class Service:
                 took = clock() - begin
             finally:
                 disarm()  # before the lock is released: an alarm in the release would leave it locked
-            return ours, self.call(False, args, kwargs), took
+            begin = clock()
+            return ours, self.call(False, args, kwargs), took, clock() - begin
 
     def answer_eagerly(self, random: Random, size: int) -> None:
         """The eager answer alone."""
@@ -293,12 +294,15 @@ class Sessions(Service):
         x = self.drawn(size % 4 + 1)
         with torch.no_grad():
             h, count = eager.h, eager.count.clone()
-            expected = eager(x), eager.h, eager.count.clone()
+            begin = clock()
+            result = eager(x)
+            eager_took, expected = clock() - begin, (result, eager.h, eager.count.clone())
             try:
                 arm()
                 begin = clock()
                 result = f(x)
-                return (result, ours.h, ours.count.clone()), expected, clock() - begin
+                took = clock() - begin
+                return (result, ours.h, ours.count.clone()), expected, took, eager_took
             except TimeoutError:
                 disarm()
                 # the call was stopped before, between or after its two writes
@@ -306,7 +310,7 @@ class Sessions(Service):
                     eager.h = h
                 eager.count.copy_(ours.count)
                 if not torch.equal(ours.h, eager.h) or float(ours.count - count) not in (0, 1):
-                    return "a state that eager does not leave", None, 0.0
+                    return "a state that eager does not leave", None, 0.0, 0.0
                 raise
 
     @override

@@ -40,6 +40,8 @@ def test_nothing_grows(tmp_path: Path) -> None:
     # on a slow machine all sizes have been met by then
     assert measured["resident"][9] < measured["resident"][5] * 1.05, grown
     assert measured["objects"][9] < measured["objects"][5] * 1.15, grown  # on a slow machine some keys first come late
-    assert measured["p99_last_ms"] < measured["p99_second_ms"] * 3  # other work on the machine doubles it
+    # other work on the machine shows in eager's own latencies, which are measured in the same tenth of the run
+    second, last = (measured["p99_ms"][at] / measured["eager_p99_ms"][at] for at in (1, 9))
+    assert last < second * 3, (measured["p99_ms"], measured["eager_p99_ms"])
     # 0.95 is promised of a quiet machine; beside a worker of the suite and other work it was 0.889 once
     assert measured["hot_replayed"] > 0.85, measured["misses"]
