@@ -238,7 +238,8 @@ class hidden:
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
             before, self._before = self._before, None
-            put_state(before)
+            if _local.watch is before[0]:  # else the watched run ended before this object died
+                put_state(before)
 
     def __del__(self) -> None:
         if self._thread == threading.get_ident():

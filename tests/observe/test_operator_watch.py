@@ -225,6 +225,21 @@ def test_blocks_in_which_nothing_is_seen() -> None:
     assert [op for op, _ in watch.seen] == ["aten.ones.default", "aten.zeros.default", "aten.ones.default"]
 
 
+@pytest.mark.skipif(not operator_watch.has_key, reason="a mode is left out by torch's own blocks")
+@pytest.mark.parametrize("kind", [hidden, unseen])
+def test_a_block_that_dies_after_its_watch_ends_nothing(kind: type[hidden]) -> None:
+    """The traceback of an interrupt keeps it. A key that is left on would have every tensor seen by Python."""
+    with Seeing():
+        left = kind()
+        left.__enter__()
+    operator_watch.put_state((None, False, False))
+    del left
+    assert operator_watch.state() == (None, False, False)
+    with Seeing() as watch:
+        torch.ones(2)
+    assert len(watch.seen) == 1
+
+
 def test_an_error_leaves_the_watch_on() -> None:
     with Seeing() as watch, helped():
         with pytest.raises(RuntimeError, match="mat1 and mat2"):
