@@ -233,8 +233,9 @@ class _Walk(Commit):
         if not self._computes():
             self.stopped = Followed(ran=self.islands, raises=True)
             return
+        last = recording.segment(number)
         self.is_last = True
-        native.committed(recording.segment(number), (leaves,), bool)
+        native.committed(last, (leaves,), bool)
 
     def _after_one_go(self, node: Node) -> tuple[int, Found]:
         """Go on where a replay in one go read another value."""

@@ -124,10 +124,12 @@ def test_stopped_while_a_run_is_compared(body: str) -> None:
     [
         ("leaving_gradients", 4, {"Staging.end_run", "Tape._kind_of_value", "_record"}),
         ("counting", 3, {"numpy_random.<locals>.<genexpr>", "opens_numbers", "Captured.take_numbers"}),
+        ("around_an_island", 4, {"SegmentedTape.segment"}),
     ],
 )
-def test_a_fault_beside_inputs_that_follow_an_argument(body: str, call: int, functions: set[str]) -> None:
-    """A gradient of an argument, and a number in one: the call is completed with what is there."""
+def test_a_fault_at(body: str, call: int, functions: set[str]) -> None:
+    """A gradient of an argument, and a number in one: the call is completed with what is there. A last segment that did
+    not begin after an island ran."""
     points(body, call, lines=True)
     places = points_in(body, call, functions)
     wrong = [

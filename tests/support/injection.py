@@ -507,7 +507,7 @@ def stopped_program(
     if stopping.rang and not (outcome.came_out or unraised or error is TypeError):  # no timeout is a TypeError
         outcome.wrong.append("an interrupt that nobody saw")
     try:
-        left = world.state()
+        left, eager = world.state(), _twin(world)
     except RuntimeError as unreadable:
         unreadable.add_note(f"after it was stopped at {outcome.where}")
         raise
@@ -520,7 +520,6 @@ def stopped_program(
         parameter.grad for parameter in world.parameters() if parameter.grad is not None and body.startswith("stepping")
     ]
     values = bits(kept)
-    eager = _twin(world)
     for number in range(3):
         generator = rng_state()
         expected = outcome_of(body, eager, eager.x)
