@@ -62,7 +62,8 @@ KINDS = {
 
 
 def twins(
-    kind: str, step: Callable[[int], Step], *, above: bool, calls: int = CALLS, outside: bool = False
+    kind: str, step: Callable[[int], Step], *, above: bool, calls: int = CALLS, outside: bool = False,
+    exact: bool = True,
 ) -> Any:  # fmt: skip
     """Calls beside eager ones. ``above``: inputs have graphs of their own, which a pass frees. ``outside``: the caller
     uses the inputs after the call, too; what it computes are two results more."""
@@ -82,7 +83,10 @@ def twins(
             told = step(number)(results, x, y)
             gradients = [one.grad for one in (x, y, *module.parameters())]
             found.append((told, [None if one is None else one.tolist() for one in gradients]))
-        assert found[1] == found[0], number
+        if exact:
+            assert found[1] == found[0], number
+        else:
+            torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
     return recordings(captured)
 
 
@@ -121,8 +125,10 @@ def test_a_pass_from_one_result_frees_nothing_of_another(kind: str, above: bool)
 @pytest.mark.parametrize("kind", ["apart", "detached"])
 @pytest.mark.parametrize("step", [higher_after, higher_of_all])
 def test_gradients_of_gradients_beside_other_results(step: Step, kind: str, above: bool) -> None:
-    """From the seventh call on."""
-    twins(kind, lambda number: in_turn if number < 6 else step, above=above)
+    """From the seventh call on. On a GPU autograd numbers nodes that a backward pass makes by its own thread, so that
+    one pass may come to the region before it comes to them: sums of both are rounded once more."""
+    exact = DEVICE.type == "cpu" or step is not higher_of_all
+    twins(kind, lambda number: in_turn if number < 6 else step, above=above, exact=exact)
 
 
 def passes(drawn: random.Random, count: int) -> Step:

@@ -16,6 +16,7 @@ from torch.optim import lr_scheduler as schedules
 
 from capture import CaptureWarning, config, recordings
 from capture.tree import thread_trees
+from tests.support.device import EXECUTES
 from tests.support.training_twins import CALLS, both, data, net
 
 RAMP, SHIFT, told = 20, [1], list[int]()
@@ -132,7 +133,8 @@ def program(body: Any, optimizer: str, schedule: Callable[[Any], Any]) -> Callab
 def test_replayed(body: Any, optimizer: str, schedule: Callable[[Any], Any]) -> None:
     mine = both(program(body, optimizer, schedule), lambda number: (data(number),))
     is_left = schedule in MOVING_SELDOM if optimizer == "SGD" else schedule is SCHEDULES["one cycle"]
-    assert recordings(mine).replays > CALLS // 4 or is_left
+    reads = body is every_fourth and not EXECUTES  # segments that are captured are not compared with others
+    assert recordings(mine).replays > CALLS // 4 or is_left or reads
 
 
 @pytest.mark.parametrize("schedule", UNDONE_BY_NOBODY.values(), ids=UNDONE_BY_NOBODY)
