@@ -83,8 +83,7 @@ def _record(
     counters.body_runs += 1
     begin = time.perf_counter()
     apart = [input_.position for input_ in inputs if input_.is_apart]
-    # runs before could not tell inputs apart, and what formulas tell of a run is found where it is looked at in full
-    expected = None if apart or call.formulas is not None else entry.expected
+    expected = None if apart or call.formulas is not None else entry.expected  # no run before told those
     recorded, followed, parted = _run(captured, entry, call, tree, inputs, expected, undo=undo), True, None
     if recorded.followed in ("unsuited", "differs"):
         followed, parted = recorded.followed == "unsuited", recorded.parted
