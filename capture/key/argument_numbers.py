@@ -17,7 +17,7 @@ from typing_extensions import override
 from capture.core.data import frozen
 from capture.key import objects, pytree
 from capture.key.attributes import MISSING
-from capture.key.input_places import InputPlace
+from capture.key.input_places import InputPlace, PlaceInArgument
 from capture.key.objects import Name, Visit
 from capture.key.signature import Binder, LeftOut
 
@@ -27,10 +27,9 @@ _MOST_CANDIDATES = 64
 
 
 @frozen(eq=False)
-class ArgumentNumber(InputPlace):
-    """A number in the argument ``at`` this position. ``steps``: the names on the way to it, as members have them."""
+class ArgumentNumber(PlaceInArgument):
+    """A number in an argument. ``steps``: the names on the way to it, as members have them."""
 
-    at: int = 0
     steps: tuple[Name, ...] = ()
 
     @override
@@ -45,10 +44,6 @@ class ArgumentNumber(InputPlace):
     def is_at(self, holder: Any) -> bool:
         """Always: the way to both is the same, and begins at an argument."""
         return True
-
-    @override
-    def read(self) -> Any:
-        return MISSING
 
     @override
     def read_in(self, values: Sequence[Any]) -> Any:
@@ -148,12 +143,13 @@ Index = tuple[int, ...]
 def _numbers_apart(parts: Any, others: Any) -> frozenset[Index]:
     """Where in the parts of two keys numbers differ; empty where anything else does."""
     places = _apart(parts, others)
-    return frozenset(places) if all(_is_number(_at(parts, one), _at(others, one)) for one in places) else frozenset()
+    return frozenset(places) if all(are_numbers(_at(parts, one), _at(others, one)) for one in places) else frozenset()
 
 
-def _is_number(part: Any, other: Any) -> bool:
-    are_numbers = all(type(one) is tuple and len(one) == 2 and one[0] in (int, float) for one in (part, other))
-    return are_numbers and part[0] is other[0]
+def are_numbers(one: Any, other: Any) -> bool:
+    """Whether these parts of two keys are those of plain numbers of one type."""
+    parts = all(type(part) is tuple and len(part) == 2 and part[0] in (int, float) for part in (one, other))
+    return parts and one[0] is other[0]
 
 
 def _at(part: Any, index: Index) -> Any:
@@ -167,6 +163,6 @@ def _apart(part: Any, other: Any, index: Index = ()) -> list[Index]:
     if part == other:
         return []
     are_tuples = type(part) is tuple and type(other) is tuple and len(part) == len(other)
-    if not are_tuples or part[:1] != other[:1] or _is_number(part, other):
+    if not are_tuples or part[:1] != other[:1] or are_numbers(part, other):
         return [index]
     return [one for at, (a, b) in enumerate(zip(part, other, strict=True)) for one in _apart(a, b, (*index, at))]

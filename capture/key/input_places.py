@@ -102,11 +102,21 @@ def _nobody() -> None:
 
 
 @frozen(eq=False)
-class GradientPlace(InputPlace):
-    """The ``grad`` of an argument, or of a leaf in one: a backward pass in the body adds to it, or leaves one there.
-    ``at``: the argument's position; ``below``: the leaf's path in it."""
+class PlaceInArgument(InputPlace):
+    """A place in one of a call's arguments, which nobody finds without the call. ``at``: the argument's position."""
 
     at: int = 0
+
+    @override
+    def read(self) -> Any:
+        return MISSING
+
+
+@frozen(eq=False)
+class GradientPlace(PlaceInArgument):
+    """The ``grad`` of an argument, or of a leaf in one: a backward pass in the body adds to it, or leaves one there.
+    ``below``: the leaf's path in the argument."""
+
     below: str = ""
 
     @classmethod
@@ -123,10 +133,6 @@ class GradientPlace(InputPlace):
     @override
     def key(self) -> tuple[Any, Any]:
         return self.at, f"{self.below}.grad"
-
-    @override
-    def read(self) -> Any:
-        return MISSING
 
     @override
     def read_in(self, values: Sequence[Any]) -> Any:

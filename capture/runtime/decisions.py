@@ -40,6 +40,7 @@ from capture.core.data import define, frozen
 from capture.core.facts import Facts
 from capture.core.interrupts import let_through
 from capture.engines.base import Number
+from capture.key.argument_numbers import are_numbers
 from capture.key.input_places import InputPlace, with_places
 from capture.observe.computed import Computed, Known, Variable, same, without_given
 from capture.observe.facts_builder import READ_ANEW
@@ -54,7 +55,6 @@ from capture.runtime.noted_runs import noted_amounts, watched_with
 from capture.runtime.numbers import (
     NAMED,
     SETTINGS,
-    are_numbers,
     differing_parts,
     number_of,
     places_of_part,

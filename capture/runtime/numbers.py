@@ -40,6 +40,7 @@ from capture.core.data import define, frozen
 from capture.core.facts import Facts
 from capture.core.interrupts import let_through
 from capture.engines.base import LiftedNumbers, Number
+from capture.key.argument_numbers import are_numbers
 from capture.key.exact import float_of
 from capture.key.input_places import InputPlace, number_place
 from capture.key.modes import Here
@@ -530,12 +531,6 @@ def places_of_part(
                 return None
             places.append((place, number_of(then)))
     return places
-
-
-def are_numbers(one: Any, other: Any) -> bool:
-    """Whether these parts of two keys are those of plain numbers of one type."""
-    parts = all(type(part) is tuple and len(part) == 2 and part[0] in (int, float) for part in (one, other))
-    return parts and one[0] is other[0]
 
 
 def _vary_in_state(one: Any, other: Any) -> bool:

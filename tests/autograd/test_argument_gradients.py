@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from capture import CaptureWarning, capture, config, mark_step_begin, recordings
-from capture.tree import thread_trees
+from capture import CaptureWarning, capture, mark_step_begin, recordings
+from tests.support.decorated import with_gradients as with_gradients
 from tests.support.device import DEVICE
 
 CALLS = 9
 Body = Callable[[Any, nn.Parameter], Any]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    thread_trees.forget_trees()
-    with torch.enable_grad(), config.patch(cache=False), warnings.catch_warnings():
-        warnings.simplefilter("ignore", CaptureWarning)
-        yield
 
 
 def backward(x: Tensor, w: nn.Parameter) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,19 +11,11 @@ from attrs import frozen
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import CaptureWarning, capture, config, recordings
-from capture.tree import thread_trees
+from capture import capture, recordings
+from tests.support.decorated import with_gradients as with_gradients
 from tests.support.device import DEVICE
 
 CALLS = 18
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    thread_trees.forget_trees()
-    with torch.enable_grad(), config.patch(cache=False), warnings.catch_warnings():
-        warnings.simplefilter("ignore", CaptureWarning)
-        yield
 
 
 def made(*shape: int, number: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import capture, config, recordings
+from capture import CaptureWarning, capture, config, recordings
 from capture.tree import thread_trees
 from tests.support.device import DEVICE
 
@@ -20,6 +21,15 @@ def fresh() -> Iterator[None]:
     """No gradients, no plans on disk, no marks and no tree of another test."""
     thread_trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def with_gradients() -> Iterator[None]:
+    """As ``fresh``, with gradients, and no warnings of this library."""
+    thread_trees.forget_trees()
+    with torch.enable_grad(), config.patch(cache=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
         yield
 
 
