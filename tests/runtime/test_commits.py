@@ -305,10 +305,17 @@ def test_what_follows_is_done_first_and_told_then() -> None:
     with pytest.raises(KeyboardInterrupt, match="1"):
         native.committed(len, ("ab",), finish)
     tries.clear()
-    with pytest.raises(TypeError):  # what did not run leaves nothing to put off
+    with pytest.raises(TypeError):
         native.committed(len, (), finish, told.append)
     assert tries == [False] * 4
-    assert len(told) == 1
+    assert [error.args for error in told[1]] == [(1,), (2,), (3,)]  # an interrupt has to come out somewhere
+
+    def tell(errors: list[BaseException]) -> None:
+        raise errors[0]
+
+    tries.clear()
+    with pytest.raises(KeyboardInterrupt, match="1"):
+        native.committed(len, (), finish, tell)
     wrong: list[Any] = [(), (len, [], bool), (len, (), bool, None, None)]
     for arguments in wrong:
         with pytest.raises(TypeError):
