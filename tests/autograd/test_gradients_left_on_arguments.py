@@ -172,6 +172,10 @@ BODIES: dict[str, tuple[Body, Callable[[int], Any]]] = {
 }  # fmt: skip
 EAGER = {("kept elsewhere", "same"), ("kept elsewhere", "in turn"), ("kept elsewhere", "new, with some")}
 """What is written in one place shows in another, which no copy does (CG103)."""
+if (
+    DEVICE.type == "cuda"
+):  # a capture runs nodes that a backward pass made in another order than eager's threads (CG206)
+    EAGER |= {("physics", which) for which in ("new", "same", "in turn", "new, with some")}
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -63,7 +63,8 @@ BODIES = [counted, trained, trained_every_third, argument_written]
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.parametrize("body", BODIES)
 def test_versions_are_those_of_eager(body: Callable[[Model, Tensor], Any], optimizer: str, how: Any) -> None:
-    """A copy of an argument is written back once a replay, however often the body writes it: those are left out."""
+    """A copy of an argument is written back once a replay, however often the body writes it: those are left out. So is
+    what torch writes for many tensors at once on a GPU: it counts less there than a watch does."""
     mine, eager = Model(optimizer), Model(optimizer)
 
     def step(x: Tensor) -> Any:
@@ -80,9 +81,8 @@ def test_versions_are_those_of_eager(body: Callable[[Model, Tensor], Any], optim
             for model, run in ((mine, function), (eager, theirs)):
                 x = torch.linspace(-1, call, 12, device=DEVICE).view(4, 3)
                 result = run(x)
-                state = list[Any](model.optimizer.state.get(model.weight, {}).values())
+                state = list[Any](model.optimizer.state.get(model.weight, {}).values() if DEVICE.type == "cpu" else ())
                 tensors = [*([x] if how == "bind" else []), model.weight, model.seen, model.weight.grad, *state]
-                on_device = [one for one in tensors if isinstance(one, Tensor) and one.device == x.device]  # no counts
-                found.append([result, [one._version for one in on_device]])
+                found.append([result, [one._version for one in tensors if isinstance(one, Tensor)]])
             torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
     assert recordings(function).replays >= 6
