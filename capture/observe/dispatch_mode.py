@@ -96,8 +96,8 @@ class ObserveMode(BreakNotes):
         if self.fault is not None:
             return self._unseen(op, args, kwargs)
         self._ran = None
-        slow_calls.tick()
         try:
+            slow_calls.tick()
             return self._watch(op, types, args, kwargs)
         except Exception as error:
             if error is self._raised or not self.executes:

@@ -126,11 +126,12 @@ def test_stopped_while_a_run_is_compared(body: str) -> None:
         ("leaving_gradients", 4, {"Staging.end_run", "Tape._kind_of_value", "_record"}),
         ("counting", 3, {"numpy_random.<locals>.<genexpr>", "opens_numbers", "Captured.take_numbers"}),
         pytest.param("around_an_island", 4, {"SegmentedTape.segment"}, marks=on_cpu),
+        pytest.param("raising", 4, {"Answers._answered"}, marks=on_cpu),
     ],
 )
 def test_a_fault_at(body: str, call: int, functions: set[str]) -> None:
     """A gradient of an argument, and a number in one: the call is completed with what is there. A last segment that did
-    not begin after an island ran."""
+    not begin after an island ran. The answer to an operator of a body that goes on."""
     points(body, call, lines=True)
     places = points_in(body, call, functions)
     wrong = [

@@ -52,6 +52,11 @@ def _is_below(frame: types.FrameType) -> bool:
     return False
 
 
+_RAISES_NOTHING = ("_see", "ObserveMode.see", "ObserveMode.run")
+"""What leads from an operator to the watch, and back to it. torch makes ``NotImplemented`` of a TypeError from some
+operators of Python, whoever raises it, and another operator is tried."""
+
+
 class Stopping:
     """Raises at the ``at``th event inside of the library (a call, or with ``lines`` a line), or of what it calls in
     torch; with -1 it only counts events. ``by_signal``: a signal's handler raises, so that the library sees an
@@ -97,6 +102,8 @@ class Stopping:
         self.count += 1
         if self.count == self.at:
             code = frame.f_code
+            if self.error is TypeError and code.co_qualname in _RAISES_NOTHING:
+                return
             self.where = f"{code.co_filename.removeprefix(LIBRARY)}:{frame.f_lineno} {code.co_qualname}"
             if self.by_signal or not code.co_filename.startswith(LIBRARY):
                 self.rang = True

@@ -46,6 +46,8 @@ class Answers(ObserveMode):
         """What the body read now is not what the tape read."""
         self._was_read: list[Any] | None = None
         """All members of the list that the tape read instead."""
+        self._handed_out: list[int] = []
+        """Registers whose new tensors the present operator's answer has."""
         self._unknown: list[torch.UntypedStorage] = []
         """Storages of results that no step reads, and that the tape did not keep."""
 
@@ -55,6 +57,16 @@ class Answers(ObserveMode):
 
     @override
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An answer that was not made, as something went wrong here, is looked for again (``_unseen``)."""
+        number = self._number
+        try:
+            return self._answer(op, args, kwargs)
+        except Exception as error:
+            if not is_interrupt(error) and self._ran is None:
+                self._number = number
+            raise
+
+    def _answer(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._goes_on:
             if any(
                 tensor.untyped_storage() is storage for tensor in tensors_in(args, kwargs) for storage in self._unknown
@@ -69,8 +81,11 @@ class Answers(ObserveMode):
             if ran.step.acts or is_interrupt(self._stop.error):
                 self._end()  # it may have written a part of its results
             return self.operate(op, args, kwargs)
+        self._handed_out = []
         result = self._answered(ran.result, ran.step, tensors_in(args, kwargs))
         self._ran = (result,)
+        for register in self._handed_out:
+            self._stop.fresh.pop(register, None)
         return result
 
     @override
@@ -158,8 +173,9 @@ class Answers(ObserveMode):
         root, register = out
         if register not in self._stop.fresh and root.storage is not None:
             return over(root.storage.clone(), Geometry.of(self._stop.registers[register]))
-        fresh = self._stop.fresh.pop(register, None)  # a new tensor, for torch: nobody else has it
+        fresh = self._stop.fresh.get(register)  # a new tensor, for torch: nobody else has it
         if fresh is not None:
+            self._handed_out.append(register)
             return fresh
         geometry = next(
             geometry_of_register for geometry_of_register, number in root.registers.items() if number == register
