@@ -76,6 +76,7 @@ class ObserveMode(BreakNotes):
         self._is_running = True
         try:
             result = self.run(function, args, kwargs)
+            self._ran = (result,)  # in here: what comes before this is as if the operator raised it, and it runs once
         except BaseException as error:
             self._raised = error
             if not (is_interrupt(error) or operator_schema.raises_on_shapes(function, args, kwargs)):
@@ -84,7 +85,6 @@ class ObserveMode(BreakNotes):
             raise
         finally:
             self._is_running = False
-        self._ran = (result,)
         return result
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

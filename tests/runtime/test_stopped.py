@@ -142,6 +142,20 @@ def test_a_fault_at(body: str, call: int, functions: set[str]) -> None:
     assert not wrong, wrong
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_an_operator_runs_once(by_signal: bool) -> None:
+    """Stopped right after an operator that writes: it must not run again, as where the watch failed before it."""
+    points("writing", 1, lines=True)
+    places = points_in("writing", 1, {"ObserveMode.operate"})
+    wrong = [
+        (at, outcome.where, outcome.wrong) for at in places[:24]
+        if (outcome := stopped_program("writing", 1, at, MemoryError, lines=True, by_signal=by_signal)).wrong
+    ]  # fmt: skip
+    assert places
+    assert not wrong, wrong
+
+
 def test_stopped_while_blocks_of_autocast_are_counted() -> None:
     """Torch tells the number of this thread's blocks by opening one more. Left open, it keeps what autocast casts of
     weights for all that follows."""
