@@ -83,7 +83,7 @@ def _record(
     counters.body_runs += 1
     begin = time.perf_counter()
     apart = [input_.position for input_ in inputs if input_.is_apart]
-    expected = None if apart or call.formulas is not None else entry.expected  # no run before told those
+    expected = None if apart or call.formulas is not None else entry.expected  # runs before told of neither
     recorded, followed, parted = _run(captured, entry, call, tree, inputs, expected, undo=undo), True, None
     if recorded.followed in ("unsuited", "differs"):
         followed, parted = recorded.followed == "unsuited", recorded.parted
