@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -106,16 +106,21 @@ def test_stopped_while_a_recording_is_changed(body: str, monkeypatch: pytest.Mon
     assert not wrong, wrong
 
 
+def wrong_at(
+    body: str, call: int, places: Sequence[int], error: type[BaseException] = MemoryError, *, by_signal: bool = False
+) -> list[Any]:
+    """Of these lines of a call, those at which it leaves something else than eager where it is stopped there."""
+    assert places
+    outcomes = [(at, stopped_program(body, call, at, error, lines=True, by_signal=by_signal)) for at in places]
+    return [(at, outcome.where, outcome.wrong) for at, outcome in outcomes if outcome.wrong]
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("body", ["numbered_state", "recurrent"])
 def test_stopped_while_a_run_is_compared(body: str) -> None:
     """What a run did that only captures is undone, also where it is not yet known. A GPU captures numbers once more."""
     places = points_in(body, 2, {"changes", "changes_of_body", "_compare"})
-    assert places
-    wrong = [
-        (at, outcome.where, outcome.wrong) for at in places[:: max(len(places) // 8, 1)]
-        if (outcome := stopped_program(body, 2, at, MemoryError, lines=True)).wrong
-    ]  # fmt: skip
+    wrong = wrong_at(body, 2, places[:: max(len(places) // 8, 1)])
     assert not wrong, wrong
 
 
@@ -134,11 +139,7 @@ def test_a_fault_at(body: str, call: int, functions: set[str]) -> None:
     not begin after an island ran. The answer to an operator of a body that goes on."""
     points(body, call, lines=True)
     places = points_in(body, call, functions)
-    wrong = [
-        (at, outcome.where, outcome.wrong) for at in places[:: max(len(places) // 8, 1)]
-        if (outcome := stopped_program(body, call, at, MemoryError, lines=True)).wrong
-    ]  # fmt: skip
-    assert places
+    wrong = wrong_at(body, call, places[:: max(len(places) // 8, 1)])
     assert not wrong, wrong
 
 
@@ -148,11 +149,7 @@ def test_an_operator_runs_once(by_signal: bool) -> None:
     """Stopped right after an operator that writes: it must not run again, as where the watch failed before it."""
     points("writing", 1, lines=True)
     places = points_in("writing", 1, {"ObserveMode.operate"})
-    wrong = [
-        (at, outcome.where, outcome.wrong) for at in places[:24]
-        if (outcome := stopped_program("writing", 1, at, MemoryError, lines=True, by_signal=by_signal)).wrong
-    ]  # fmt: skip
-    assert places
+    wrong = wrong_at("writing", 1, places[:24], by_signal=by_signal)
     assert not wrong, wrong
 
 
@@ -515,10 +512,5 @@ def test_an_interrupt_beside_a_body_that_goes_on_comes_out(function: str) -> Non
     """An operator raised in a replay, which is ended, and what the body did then is compared with the state before."""
     for _ in range(2):
         places = points_in("raising", 4, {function})
-    assert places
-    wrong = [
-        (at, outcome.wrong)
-        for at in places[:12]
-        if (outcome := stopped_program("raising", 4, at, Stopped, lines=True, by_signal=True)).wrong
-    ]
+    wrong = wrong_at("raising", 4, places[:12], Stopped, by_signal=True)
     assert not wrong, wrong
