@@ -234,7 +234,9 @@ def handed_over(rank: int) -> None:
                 results.append([first * 1, second.to_local() * 1, third * 1])
             assert torch.equal(results[0][0], values * 4)
             assert all(map(torch.equal, *results)), number
-    assert recordings(captured).replays == CALLS - 2, recordings(captured)
+    # which members of dicts the wrappers look up is known two watched runs later where a recording run only captures
+    watched = 1 if values.device.type == "cpu" else 3
+    assert recordings(captured).replays == CALLS - watched - 1, recordings(captured)
 
 
 def collectives(rank: int) -> None:
