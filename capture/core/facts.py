@@ -156,6 +156,14 @@ class HostWork:
     where: CodeLocation | None = None
 
 
+@frozen
+class AlteredOperator:
+    """Something that torch computes in another way where a dispatch mode watches, to other last bits."""
+
+    what: str
+    where: CodeLocation | None = None
+
+
 @frozen(kw_only=True)
 class Island:
     """A function that runs eagerly in every replay, between two segments. ``obstacle``: why it cannot, after its name;
@@ -534,6 +542,8 @@ class Facts:
     """What a call of the function gives instead of a result: a generator, or a coroutine."""
     unseen: tuple[CodeLocation | None, ...] = ()
     """Lines near which kernels were launched that belong to no operator of torch."""
+    altered: tuple[AlteredOperator, ...] = ()
+    """What has other last bits than eager's, as a dispatch mode watched."""
     calls_foreign: bool = False
     """Code in C may have run that keeps something where nobody sees it: the body is not run for a try, with other
     values."""

@@ -39,6 +39,7 @@ from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
 from capture.key.tensor_kind import attributes_of, is_leaf, kept_for_gradients
 from capture.key.tensor_meta import alias_groups, storage_of, tensor_info
 from capture.observe import computed, gradient_uses, written_lines
+from capture.observe.altered_operators import altered_operators
 from capture.observe.computed import Computed
 from capture.observe.described import MADE, DescribedRun, ImplicitInput, KeptEffect, KeptLeaf, kinds_of
 from capture.observe.dropped import empty_dropped
@@ -74,8 +75,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     call, trace = watched.call, watched.watch.trace
     arguments = [(path, leaf) for path, leaf in watched.arguments if issubclass(type(leaf), torch.Tensor)]
     _note_versions(watched)
-    objects.learn(call.values, objects.may_open_argument)
-    objects.learn((watched.result, *(change.after for change in watched.changed)))
+    _learn_kinds(watched)
     classify = Classifier(watched, watched.arguments)
     implicit = classify.implicit()
     effects, effect_facts = effects_of(watched, classify, found := computed.settle(watched))
@@ -123,6 +123,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         inlined=tuple(trace.inlined),
         unmatched_static=tuple(_unmatched(watched)),
         known_paths=tuple(path for path, _ in watched.arguments),
+        altered=tuple(altered_operators(trace)) if watched.watch.is_mode else (),
         calls_foreign=_may_call_foreign(watched),
         num_ops=trace.num_ops,
         sequence=tuple(trace.sequence),
@@ -130,6 +131,12 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     )
     unread = {path for path, leaf in arguments if trace.is_unread(leaf)}.union(input_.path for input_ in handed_on)
     return DescribedRun(facts, implicit, outputs, effects, computed=found, unread=frozenset(unread))
+
+
+def _learn_kinds(watched: ObservedRun) -> None:
+    """Learn which kinds of objects can be opened."""
+    objects.learn(watched.call.values, objects.may_open_argument)
+    objects.learn((watched.result, *(change.after for change in watched.changed)))
 
 
 def uses_unwritten(watched: ObservedRun, described: DescribedRun) -> bool:

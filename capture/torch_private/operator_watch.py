@@ -124,9 +124,14 @@ class OperatorWatch(TorchDispatchMode):
         self._around: list[tuple[State, bool]] = []
         """For each block, the state around it, and whether this is a mode in it."""
 
+    @property
+    def is_mode(self) -> bool:
+        """Whether it is a dispatch mode in blocks that begin from now on."""
+        return self.by_mode or not has_key
+
     @override
     def __enter__(self) -> Self:
-        is_mode = self.by_mode or not has_key
+        is_mode = self.is_mode
         self._around.append((state(), is_mode))
         if is_mode:
             super().__enter__()  # type: ignore[no-untyped-call]
