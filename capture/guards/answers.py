@@ -15,7 +15,10 @@ from typing import Any
 import torch
 
 from capture.core.interrupts import let_through
+from capture.guards.guard import Guard
+from capture.key.attributes import HEAP
 from capture.key.packages import is_library, module_of, package_of
+from capture.state.source import Source
 
 OF_TENSORS: dict[str, Callable[[torch.Tensor], object]] = {
     "is_leaf": operator.attrgetter("is_leaf"),
@@ -44,28 +47,33 @@ def _weak_subclasses(kind: type) -> object:
     return tuple(map(weakref.ref, below))
 
 
-def same_answers(asked: Sequence[Any], name: str, *, is_class: bool | None = None) -> Callable[[], bool] | None:
-    """A function that tells whether all of these answer as they do now; None where they give no answer. ``is_class``:
-    they are classes, or functions; None: tensors."""
-    read: Callable[[Any], object]
-    if is_class is None:
-        read = OF_TENSORS[name]
-    elif is_class:
-        if name == "__subclasses__":
-            read = _weak_subclasses
-        elif name in ("__name__", "__qualname__"):  # the others are in the ``__dict__``
-            read = vars(type)[name].__get__
-        else:
-            return None
-    elif name == "__subclasses__":
+def same_definitions(asked: Sequence[Any], name: str, *, of_classes: bool) -> Guard | None:
+    """A guard that all of these functions, or classes, tell of themselves what they do now; None where C code keeps
+    nothing of the kind."""
+    path = f"{name} of {'classes' if of_classes else 'functions'}"
+    if name in (_OF_CLASSES if of_classes else _OF_FUNCTIONS):
+        read = vars(type)[name].__get__ if of_classes else operator.attrgetter(name)
+        told = [None if of_classes and not one.__flags__ & HEAP else read(one) for one in asked]
+        return Guard("definitions", Source("root", tuple(asked), name, path), tuple(told))
+    if of_classes != (name == "__subclasses__"):  # the others are in the ``__dict__`` of a class
         return None
-    else:
-        read = operator.attrgetter(name)
+    same = SameAnswers(asked, _weak_subclasses if of_classes else operator.attrgetter(name))
+    return Guard("value", Source("call", same, None, path), True)
+
+
+_OF_CLASSES = ("__name__", "__qualname__")
+_OF_FUNCTIONS = (*_OF_CLASSES, "__module__", "__doc__")
+
+
+def same_of_tensors(asked: Sequence[torch.Tensor], name: str) -> Guard:
+    """A guard that all of these tensors answer as they do now."""
+    same: Callable[[], bool]
     try:
-        return SameAnswers(asked, read)
+        same = SameAnswers(asked, OF_TENSORS[name])
     except (RuntimeError, NotImplementedError) as error:  # a tensor without a storage
         let_through(error)
-        return _never
+        same = _never
+    return Guard("value", Source("call", same, None, f"{name} of tensors"), True)
 
 
 def _never() -> bool:
@@ -74,10 +82,26 @@ def _never() -> bool:
 
 def same_abstract_classes(kinds: Iterable[type], others: Set[type]) -> Callable[[], bool] | None:
     """A function that tells whether users' abstract classes remember the same as now: which of the other classes count
-    as their own, and which do not. They ask again once they forget. None where there are none."""
-    asked = [kind for kind in kinds if "_abc_impl" in kind.__dict__ and not is_library(package_of(module_of(kind)))]
+    as their own, and which do not. They ask again once they forget. None where there are none: only a class that asks a
+    ``__subclasshook__`` of users, its own or that of a class below it, may give another answer then."""
+    asked = [kind for kind in kinds if _is_users(kind) and "_abc_impl" in kind.__dict__ and _asks_a_hook(kind)]
     numbers = frozenset(map(id, others))
     return SameAnswers(asked, functools.partial(_remembered, numbers)) if asked else None
+
+
+def _is_users(kind: type) -> bool:
+    return not is_library(package_of(module_of(kind)))
+
+
+def _asks_a_hook(kind: type) -> bool:
+    todo, seen = [kind], {kind}
+    while todo:
+        below: list[type] = type.__subclasses__(one := todo.pop())
+        if any("__subclasshook__" in base.__dict__ and _is_users(base) for base in one.__mro__):
+            return True
+        todo += [subclass for subclass in below if subclass not in seen]
+        seen.update(below)
+    return False
 
 
 def _remembered(numbers: frozenset[int], kind: type) -> object:

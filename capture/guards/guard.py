@@ -27,7 +27,7 @@ copy would hide the write. ``CHANGED``: anything else."""
 
 Kind = Literal[
     "value", "object", "present", "absent", "length", "members", "empty", "address", "apart", "names", "table",
-    "sequence", "functions", "bases", "classes",
+    "sequence", "functions", "bases", "classes", "definitions",
 ]  # fmt: skip
 """What has to be true of what the source leads to:
 
@@ -47,6 +47,8 @@ Kind = Literal[
 * ``bases``: each class in a tuple has this ``__mro__``.
 * ``classes``: each object in a tuple, told by weak references where they take such, is of this class, and where one is
   told has this ``__dict__``: ``(classes, dicts)``.
+* ``definitions``: each function or class in a tuple has this name, or what else the source names that C code keeps of
+  it.
 * ``empty``: nothing is in any of the containers in a tuple.
 * ``address``: an argument begins at this address.
 * ``apart``: an argument shares no memory with some pieces: ``(bytes of the argument, pieces)``, see ``pieces_of``.
@@ -124,6 +126,7 @@ _COUNTED = {
     "functions": ("1 function", "functions", "not changed"),
     "bases": ("1 class", "classes", "with the same bases"),
     "classes": ("1 object", "objects", "of the same class"),
+    "definitions": ("1 of them", "of them", "not changed"),
 }
 """Guards on several things: what one is called, what several are, and what is expected of each."""
 

@@ -314,8 +314,10 @@ def _held_in_c(walk: ReadWalk, value: Any, path: str) -> None:
         return
     for one in held:
         walk.enter_value(one, path)
-    read = functools.partial(_keeps_these, value, tuple(map(_told, held)))
-    walk.found.guards.append(Guard("value", Source("call", read, None, f"what {path} keeps"), True))
+    hashed: object = type(value).__hash__
+    if hashed is None or hashed is object.__hash__:  # else it is hashed by what it keeps, as ``int | None`` is
+        read = functools.partial(_keeps_these, value, tuple(map(_told, held)))
+        walk.found.guards.append(Guard("value", Source("call", read, None, f"what {path} keeps"), True))
 
 
 def _others_held(value: Any) -> list[Any]:

@@ -167,7 +167,7 @@ def _is_about(guard: Guard, change: Change) -> bool:
     return bool(guard.source.name == name)
 
 
-_OF_MANY = ("functions", "bases", "classes")
+_OF_MANY = ("functions", "bases", "classes", "definitions")
 
 
 def changed_places(

@@ -22,7 +22,7 @@ from attrs import evolve, field
 
 from capture.core.data import define, frozen
 from capture.guards.ambient import asked_of_packages, is_getter, value_given_by
-from capture.guards.answers import same_abstract_classes, same_answers
+from capture.guards.answers import same_abstract_classes, same_definitions, same_of_tensors
 from capture.guards.guard import Guard, Referent, itself, looked_up
 from capture.guards.names_used import SPECIAL, Names
 from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced, ValuePlace
@@ -393,8 +393,7 @@ class ReadWalk:
         if self._other_tensors:
             same = OtherTensors(list(self._other_tensors.values()))
             guards.append(Guard("value", Source("call", same, None, "tensors that no operator read"), True))
-        for path, read in self._answers():
-            guards.append(Guard("value", Source("call", read, None, path), True))
+        guards.extend(self._answers())
         closed = {
             id(value) for value in self.kept if issubclass(type(value), (types.FunctionType, types.ModuleType, type))
         }
@@ -411,14 +410,13 @@ class ReadWalk:
         for name in self.names.of_definitions:
             self._definitions.setdefault((name, issubclass(type(value), type)), []).append(value)
 
-    def _answers(self) -> Iterator[tuple[str, Callable[[], object]]]:
+    def _answers(self) -> Iterator[Guard]:
         """What functions, classes and tensors tell of themselves, all of one kind in one guard."""
         for (name, of_classes), asked in self._definitions.items():
-            if (same := same_answers(asked, name, is_class=of_classes)) is not None:
-                yield f"{name} of {'classes' if of_classes else 'functions'}", same
+            if (guard := same_definitions(asked, name, of_classes=of_classes)) is not None:
+                yield guard
         for name in sorted(self.names.of_tensors):
-            if (same := same_answers(list(self._answering.values()), name)) is not None:
-                yield f"{name} of tensors", same
+            yield same_of_tensors(list(self._answering.values()), name)
 
     # -------------------------------------------------------------------------------------------------- what is opened
 

@@ -28,8 +28,11 @@ typedef enum {
     IS_SEQUENCE,
     ARE_FUNCTIONS,
     HAVE_BASES,
-    ARE_OF_CLASSES
+    ARE_OF_CLASSES,
+    ARE_TOLD
 } Kind;
+/* What a function or class tells of itself: ``Guard.source.name`` of a guard of the kind ``definitions``. */
+typedef enum { ITS_NAME, ITS_QUALNAME, ITS_MODULE, ITS_DOC, TELLS_NOTHING } Told;
 
 typedef struct {
     Version *of_dict;   /* of the dict that the guard is about, kept by ``holder``, where that tells all; else NULL */
@@ -328,7 +331,9 @@ static int has_members(const Guard *guard)
 /* A member is what is expected: of a class, or where that is None the very value. 1, 0, -1. */
 static int is_member(PyObject *found, PyObject *value, PyObject *kind)
 {
-    return kind == Py_None ? same_value(found, value) : (PyObject *)Py_TYPE(found) == kind;
+    if (kind != Py_None)
+        return (PyObject *)Py_TYPE(found) == kind;
+    return found == value || same_value(found, value); /* nearly always: a long list costs no look at its members */
 }
 
 /* As ``has_names``, in one pass, for a dict whose members are in the order in which they were found: 1, -1; 0 where
@@ -459,6 +464,36 @@ static int have_bases(const Guard *guard)
     return 1;
 }
 
+/* What a function or class keeps of this kind in C; None where it keeps nothing, or nothing that can change. Borrowed. */
+static PyObject *told_by(PyObject *definition, Told what)
+{
+    PyObject *found = NULL;
+    if (PyFunction_Check(definition)) {
+        PyFunctionObject *function = (PyFunctionObject *)definition;
+        found = what == ITS_NAME       ? function->func_name
+                : what == ITS_QUALNAME ? function->func_qualname
+                : what == ITS_MODULE   ? function->func_module
+                                       : function->func_doc;
+    } else if (PyType_HasFeature((PyTypeObject *)definition, Py_TPFLAGS_HEAPTYPE)) {
+        PyHeapTypeObject *kind = (PyHeapTypeObject *)definition;
+        found = what == ITS_NAME ? kind->ht_name : what == ITS_QUALNAME ? kind->ht_qualname : NULL;
+    }
+    return found == NULL ? Py_None : found;
+}
+
+/* Functions and classes tell of themselves what they told: 1, 0. Another text of the same letters is the same. */
+static int are_told(const Guard *guard)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(guard->holder); i++) {
+        PyObject *before = PyTuple_GET_ITEM(guard->expected, i);
+        PyObject *now = told_by(PyTuple_GET_ITEM(guard->holder, i), (Told)guard->number);
+        if (now != before &&
+            !(PyUnicode_CheckExact(now) && PyUnicode_CheckExact(before) && PyUnicode_Compare(now, before) == 0))
+            return 0;
+    }
+    return 1;
+}
+
 /* Objects, held weakly where they can be, are of the classes that they were of, and have the dicts that they had: 1, 0. */
 static int are_of_classes(const Guard *guard)
 {
@@ -533,6 +568,8 @@ static int holds(const Guard *guard, const Arguments *arguments)
         return have_bases(guard);
     case ARE_OF_CLASSES:
         return are_of_classes(guard);
+    case ARE_TOLD:
+        return are_told(guard);
     case HAS_ADDRESS:
     case IS_APART:
         return argument_holds(guard, arguments);
@@ -593,6 +630,7 @@ static int is_quiet(const Guard *guard)
     case ARE_FUNCTIONS:
     case HAVE_BASES:
     case ARE_OF_CLASSES:
+    case ARE_TOLD:
         return 1;
     case IS_OBJECT:
         if (guard->needs >= 0) /* a tensor's class may have its own word on that */
@@ -847,6 +885,27 @@ static int are_all_classes(PyObject *holder)
     return i == count;
 }
 
+static Told told(PyObject *name)
+{
+    static const char *const names[] = {"__name__", "__qualname__", "__module__", "__doc__"};
+    int what = 0;
+    while (what < TELLS_NOTHING && !(PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, names[what]) == 0))
+        what++;
+    return (Told)what;
+}
+
+static int are_all_definitions(const Guard *guard)
+{
+    PyObject *holder = guard->holder;
+    if (!PyTuple_Check(holder) || !PyTuple_Check(guard->expected) || told(guard->key) == TELLS_NOTHING ||
+        PyTuple_GET_SIZE(guard->expected) != PyTuple_GET_SIZE(holder))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(holder); i++)
+        if (!PyFunction_Check(PyTuple_GET_ITEM(holder, i)) && !PyType_Check(PyTuple_GET_ITEM(holder, i)))
+            return 0;
+    return 1;
+}
+
 /* Of the kinds that are about a whole object. */
 static int is_sound_whole(const Guard *guard)
 {
@@ -867,6 +926,8 @@ static int is_sound_whole(const Guard *guard)
     case HAVE_BASES:
         return are_all_classes(holder) && PyTuple_Check(expected) &&
                PyTuple_GET_SIZE(holder) == PyTuple_GET_SIZE(expected);
+    case ARE_TOLD:
+        return are_all_definitions(guard);
     default:
         return PyTuple_Check(holder) && are_columns(expected, 2, 0) &&
                PyTuple_GET_SIZE(holder) == PyTuple_GET_SIZE(PyTuple_GET_ITEM(expected, 0));
@@ -908,6 +969,7 @@ static int is_sound(const Guard *guard)
     case ARE_FUNCTIONS:
     case HAVE_BASES:
     case ARE_OF_CLASSES:
+    case ARE_TOLD:
         return is_sound_whole(guard);
     default:
         return guard->reach == AT_ARGUMENT && PyLong_Check(guard->key) && is_pair &&
@@ -931,6 +993,8 @@ static int take_expected(Guard *guard)
         guard->number = PyLong_AsUnsignedLongLong(expected);
     else if (guard->kind == IS_APART)
         guard->number = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(expected, 0));
+    else if (guard->kind == ARE_TOLD)
+        guard->number = told(guard->key);
     else if (guard->reach == AT_ITEM && is_dict(guard->holder))
         guard->number = (uint64_t)PyObject_Hash(guard->key);
     if (guard->number == (uint64_t)-1 && PyErr_Occurred())
@@ -952,7 +1016,7 @@ static int take_record(PyObject *record, Guard *guard)
     static const char *const tables[] = {"parameter", "buffer", "module", "global", NULL}; /* items, too */
     static const char *const kinds[] = {"value", "object", "present", "absent", "length", "members", "empty",
                                         "address", "apart", "names", "table", "sequence", "functions", "bases",
-                                        "classes", NULL};
+                                        "classes", "definitions", NULL};
     PyObject *source = is_of(record, slots.Guard.type) ? SLOT(record, Guard, source) : NULL;
     if (source == NULL || !is_of(source, slots.Source.type))
         return -1;

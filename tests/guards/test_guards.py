@@ -88,6 +88,8 @@ def holds_whole(guard: Guard) -> bool:
             )
         case "bases":
             return all(part.__mro__ is mro for part, mro in zip(holder, expected, strict=True))
+        case "definitions":
+            return all(getattr(part, guard.source.name) == told for part, told in zip(holder, expected, strict=True))
     raise AssertionError(guard.kind)
 
 
@@ -179,6 +181,8 @@ CODES = (helper.__code__, other_helper.__code__)
 
 
 NAMES = ["a", "b", "c", "0"]
+WHOLE = ["names", "names", "table", "sequence", "functions", "bases", "classes", "definitions"]
+TOLD = ["__name__", "__qualname__", "__module__", "__doc__"]
 LEAF = torch.zeros(2)
 SHARED = [Thing(), nn.Linear(1, 1), len, Thing, [1, 2], {"a": 1}, LEAF, torch.ones(2, requires_grad=True)]
 PLAIN: st.SearchStrategy[Any] = st.one_of(
@@ -251,7 +255,7 @@ class World:
 
     def whole(self, told: int) -> Guard:
         """A guard on a whole object."""
-        kind: Any = self.draw(st.sampled_from(["names", "names", "table", "sequence", "functions", "bases", "classes"]))
+        kind: Any = self.draw(st.sampled_from(WHOLE))
         match kind:
             case "names":
                 candidates = [*self.things, *self.fleeting[:1]]
@@ -276,6 +280,10 @@ class World:
                 return Guard(kind, itself((helper,), "x"), parts, told)
             case "bases":
                 return Guard(kind, itself((OtherThing, Thing), "x"), (OtherThing.__mro__, Thing.__mro__), told)
+            case "definitions":
+                of: tuple[Any, ...] = self.draw(st.sampled_from([(helper,), (helper, OtherThing, Thing)]))
+                what = self.draw(st.sampled_from(TOLD if of == (helper,) else TOLD[:2]))
+                return Guard(kind, Source("root", of, what, "x"), tuple(getattr(one, what) for one in of), told)
         objects = (weakref.ref(self.things[0]), self.slotted)
         own = self.draw(st.sampled_from([None, self.things[0].__dict__]))
         return Guard(kind, itself(objects, "x"), ((type(self.things[0]), Slotted), (own, None)), told)
@@ -364,8 +372,15 @@ class World:
             case 14:
                 helper.__code__ = self.draw(st.sampled_from(CODES))
                 helper.__defaults__ = self.draw(st.sampled_from([None, (1,), helper.__defaults__]))
+                setattr(
+                    helper, self.draw(st.sampled_from(TOLD)), "".join(["hel", self.draw(st.sampled_from(["per", "p"]))])
+                )
+                helper.__doc__ = self.draw(st.sampled_from([None, "It helps."]))
             case 15:
                 OtherThing.__bases__ = self.draw(st.sampled_from([(Thing,), (Between,)]))
+                setattr(
+                    OtherThing, self.draw(st.sampled_from(TOLD[:2])), self.draw(st.sampled_from(["Other", "Thing"]))
+                )
             case 16:
                 self.things[0].__dict__ = self.draw(st.sampled_from([dict(vars(self.things[0])), vars(self.things[0])]))
 
@@ -488,6 +503,10 @@ def test_records_that_make_no_sense_are_refused() -> None:
         Guard("sequence", itself([], "x"), ((), ())), Guard("sequence", Source("root", (), list, "x"), ((), ())),
         Guard("functions", itself((1,), "x"), (1, 1, 1)), Guard("functions", itself((helper,), "x"), ()),
         Guard("classes", itself((1,), "x"), ()), Guard("bases", itself((1,), "x"), (1,)),
+        Guard("definitions", Source("root", (1,), "__name__", "x"), (1,)),
+        Guard("definitions", Source("root", (helper,), "__code__", "x"), (helper.__code__,)),
+        Guard("definitions", Source("root", (helper,), "__name__", "x"), ()),
+        Guard("definitions", itself((helper,), "x"), ("helper",)),
         Guard("value", Source("slot", own, 1, "x")),
         Guard("value", Source("context", own, None, "x")),
     ]  # fmt: skip
