@@ -75,7 +75,8 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     call, trace = watched.call, watched.watch.trace
     arguments = [(path, leaf) for path, leaf in watched.arguments if issubclass(type(leaf), torch.Tensor)]
     _note_versions(watched)
-    _learn_kinds(watched)
+    objects.learn(call.values, objects.may_open_argument)
+    objects.learn((watched.result, *(change.after for change in watched.changed)))
     classify = Classifier(watched, watched.arguments)
     implicit = classify.implicit()
     effects, effect_facts = effects_of(watched, classify, found := computed.settle(watched))
@@ -88,10 +89,9 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     gradients = gradient_uses.uses(watched, classify.argument, kept)
     obstacles = gradient_uses.obstacles(watched, classify.argument, outputs, effects) if gradients else []
     opaque = _opaque_outputs(watched, outputs)
-    elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # other facts explain these
     for leaf in [leaf for leaf in kept if leaf.kind == "fresh" and not gradients]:
         leave_graph(leaf.value)
-    left = [] if elsewhere else _escapes(watched, kept)
+    left = _escapes(watched, kept, is_explained=bool(gradients or opaque))
     _find_state(watched, implicit)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})
     facts = Facts(
@@ -131,12 +131,6 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     )
     unread = {path for path, leaf in arguments if trace.is_unread(leaf)}.union(input_.path for input_ in handed_on)
     return DescribedRun(facts, implicit, outputs, effects, computed=found, unread=frozenset(unread))
-
-
-def _learn_kinds(watched: ObservedRun) -> None:
-    """Learn which kinds of objects can be opened."""
-    objects.learn(watched.call.values, objects.may_open_argument)
-    objects.learn((watched.result, *(change.after for change in watched.changed)))
 
 
 def uses_unwritten(watched: ObservedRun, described: DescribedRun) -> bool:
@@ -204,8 +198,11 @@ def _is_odd(trace: RunTrace) -> bool:
     return any((trace.work, trace.unkeyed, trace.hooks, trace.lent))
 
 
-def _escapes(watched: ObservedRun, leaves: Sequence[KeptLeaf]) -> list[Produced]:
-    """Tensors made by the body that outlive it, except those on the memory of what it gives and leaves."""
+def _escapes(watched: ObservedRun, leaves: Sequence[KeptLeaf], *, is_explained: bool) -> list[Produced]:
+    """Tensors made by the body that outlive it, except those on the memory of what it gives and leaves; none where
+    other facts explain them."""
+    if is_explained or "foreign" in [leaf.kind for leaf in leaves]:
+        return []
     kept = {id(leaf.value.untyped_storage()) for leaf in leaves if leaf.kind == "fresh"}
     left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
     if left:

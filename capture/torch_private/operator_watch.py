@@ -118,20 +118,17 @@ class OperatorWatch(TorchDispatchMode):
 
     by_mode = False
     """Be a dispatch mode in blocks that begin from now on."""
+    is_mode = False
+    """Whether it was one in the last block."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._around: list[tuple[State, bool]] = []
         """For each block, the state around it, and whether this is a mode in it."""
 
-    @property
-    def is_mode(self) -> bool:
-        """Whether it is a dispatch mode in blocks that begin from now on."""
-        return self.by_mode or not has_key
-
     @override
     def __enter__(self) -> Self:
-        is_mode = self.is_mode
+        self.is_mode = is_mode = self.by_mode or not has_key
         self._around.append((state(), is_mode))
         if is_mode:
             super().__enter__()  # type: ignore[no-untyped-call]
@@ -159,7 +156,7 @@ class OperatorWatch(TorchDispatchMode):
         before, is_mode = self._around[-1]
         if is_mode:
             return
-        self.by_mode, self._around[-1] = True, (before, True)
+        self.by_mode, self.is_mode, self._around[-1] = True, True, (before, True)
         put_state(before)
         above = (
             [_pop_mode(None) for _ in range(_num_modes())] if None not in (_pop_mode, _push_mode) else []
