@@ -31,6 +31,9 @@ OF_TENSORS: dict[str, Callable[[torch.Tensor], object]] = {
     "storage": lambda tensor: _of_storage(tensor),
 }
 """By the name that code has for it."""
+_OF_CLASSES = ("__name__", "__qualname__")
+_OF_FUNCTIONS = (*_OF_CLASSES, "__module__", "__doc__")
+"""What guards of the kind ``definitions`` compare in C."""
 
 
 def _members(table: Any) -> object:
@@ -59,10 +62,6 @@ def same_definitions(asked: Sequence[Any], name: str, *, of_classes: bool) -> Gu
         return None
     same = SameAnswers(asked, _weak_subclasses if of_classes else operator.attrgetter(name))
     return Guard("value", Source("call", same, None, path), True)
-
-
-_OF_CLASSES = ("__name__", "__qualname__")
-_OF_FUNCTIONS = (*_OF_CLASSES, "__module__", "__doc__")
 
 
 def same_of_tensors(asked: Sequence[torch.Tensor], name: str) -> Guard:
@@ -94,6 +93,7 @@ def _is_users(kind: type) -> bool:
 
 
 def _asks_a_hook(kind: type) -> bool:
+    """Whether it, or a class below it, which it asks in turn, has such a hook."""
     todo, seen = [kind], {kind}
     while todo:
         below: list[type] = type.__subclasses__(one := todo.pop())

@@ -331,9 +331,7 @@ static int has_members(const Guard *guard)
 /* A member is what is expected: of a class, or where that is None the very value. 1, 0, -1. */
 static int is_member(PyObject *found, PyObject *value, PyObject *kind)
 {
-    if (kind != Py_None)
-        return (PyObject *)Py_TYPE(found) == kind;
-    return found == value || same_value(found, value); /* nearly always: a long list costs no look at its members */
+    return kind == Py_None ? same_value(found, value) : (PyObject *)Py_TYPE(found) == kind;
 }
 
 /* As ``has_names``, in one pass, for a dict whose members are in the order in which they were found: 1, -1; 0 where

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import sys
 import types
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from capture import capture, recordings
 from tests.support.device import DEVICE, EXECUTES
+from tests.support.python_calls import FOLDER, python_calls
 
 MANY = 40
 FIELDS = [(f"part{n}", int | None if n % 2 else tuple[int, ...]) for n in range(MANY)]
@@ -47,23 +46,6 @@ def of_kinds(x: Tensor) -> Tensor:
     return x * sum(isinstance(x, kind) for kind in KINDS) + len([kind.__name__ for kind in KINDS])
 
 
-def calls_of_guards(run: Callable[[], object]) -> int:
-    """Python functions of the guards that it calls."""
-    names: list[str] = []
-
-    def note(frame: types.FrameType, event: str, _: Any) -> None:
-        if event == "call" and "/capture/guards/" in frame.f_code.co_filename:
-            names.append(frame.f_code.co_qualname)
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        run()
-    finally:
-        sys.setprofile(before)
-    return len(names)
-
-
 @pytest.mark.skipif(not EXECUTES, reason="nothing is replayed")
 @pytest.mark.parametrize("body", [annotated, named, of_kinds])
 def test_a_replay_asks_no_object_in_python(body: Callable[[Tensor], Tensor]) -> None:
@@ -71,5 +53,5 @@ def test_a_replay_asks_no_object_in_python(body: Callable[[Tensor], Tensor]) -> 
     for _ in range(6):
         assert torch.equal(captured(x), body(x))
     before = recordings(captured).replays
-    assert calls_of_guards(lambda: captured(x)) == 0
+    assert python_calls(lambda: captured(x), FOLDER / "guards") == []
     assert recordings(captured).replays == before + 1

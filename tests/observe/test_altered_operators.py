@@ -11,7 +11,7 @@ from torch import Tensor
 
 from capture import capture, recordings
 from capture.torch_private import operator_watch
-from tests.observe.test_operator_watch import OTHER_UNDER_A_MODE, gradient_of
+from tests.observe.test_operator_watch import OTHER_UNDER_A_MODE, gradient_of, other_under_a_mode
 from tests.support.device import DEVICE
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
@@ -44,9 +44,7 @@ def by_mode(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("by_mode")
 @pytest.mark.parametrize("name", OTHER_UNDER_A_MODE)
 def test_what_may_differ_is_told(name: str) -> None:
-    if DEVICE.type != "cpu" and "values" in name:
-        pytest.skip("solvers of a device look at a status on the host")
-    notes, equal = told(OTHER_UNDER_A_MODE[name])
+    notes, equal = told(other_under_a_mode(name))
     assert notes or (equal and name == "gradient of cumprod")  # which torch 2.13 computes to the same bits
     assert all("may differ from eager's" in note for note in notes)
 
@@ -60,9 +58,7 @@ def test_nothing_is_told_of_what_has_eagers_bits(name: str) -> None:
 @pytest.mark.skipif(not operator_watch.has_key, reason="here each watch is a mode")
 @pytest.mark.parametrize("name", OTHER_UNDER_A_MODE)
 def test_nothing_is_told_without_a_mode(name: str) -> None:
-    if DEVICE.type != "cpu" and "values" in name:
-        pytest.skip("solvers of a device look at a status on the host")
-    assert told(OTHER_UNDER_A_MODE[name]) == ([], True)
+    assert told(other_under_a_mode(name)) == ([], True)
 
 
 @pytest.mark.usefixtures("by_mode")
