@@ -9,11 +9,14 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from attrs import field
+
+from capture.core.data import define
 from capture.core.interrupts import let_through, suppress
-from capture.torch_private import operator_watch
+from capture.torch_private import imports, operator_watch
 from capture.torch_private.monkeypatch import put_again, replaced, set_aside
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
@@ -51,42 +54,77 @@ def is_loaded() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-@contextlib.contextmanager
-def originals_while_compiling(begun: list[None]) -> Iterator[None]:
-    """In the block no compiler sees what stands in for torch's functions while a body is watched: its tables of them
-    live as long as the process, and code that is compiled later would meet what it cannot trace. ``begun`` gets an item
-    for each compilation, by whatever thread: what the body read meanwhile was not seen.
+@define(eq=False)
+class _Aside:
+    """A watched run, of which compilers see nothing, and neither do modules of torch that are imported in it."""
 
-    Where torch has no such callbacks, or something loads the compiler within the block, the tables get stand-ins, and
-    more of what is compiled later runs eagerly.
-    """
-    hide_from_compiler()
-    thread, unwatched = threading.get_ident(), operator_watch.hidden()
+    compilations: list[None]
+    thread: int = field(factory=threading.get_ident)
+    unwatched: operator_watch.hidden = field(factory=operator_watch.hidden)
+    depth: int = 0
+    """How many of these the run's own thread is in: a compiler imports modules."""
+    asked: list[None] = field(factory=list)
+    """An item for each that is not over, by whatever thread. Some may end what began before this run."""
+    told_by: Any = None
+    """Where the compiler has the callbacks of this run."""
 
-    def begin(_: Any) -> None:
-        begun.append(None)
+    def __enter__(self) -> None:
+        imports.tell()
+        imports.listeners.append(self)
+        self.listen_to_compiler()
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ValueError):
+            imports.listeners.remove(self)
+        for name, callback in (("start_callbacks", self.compiles), ("end_callbacks", self.end)):
+            with suppress(ValueError, AttributeError):  # all callbacks were cleared meanwhile
+                getattr(self.told_by, name).remove(callback)
+
+    def listen_to_compiler(self) -> None:
+        """Have a compiler that is loaded tell of compilations, and not compile what watches."""
+        hide_from_compiler()
+        handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+        if self.told_by is None and hasattr(handler, "start_callbacks") and hasattr(handler, "end_callbacks"):
+            self.told_by = handler
+            handler.start_callbacks.append(self.compiles)
+            handler.end_callbacks.append(self.end)
+
+    def compiles(self, _: Any) -> None:
+        """Something is compiled."""
+        self.compilations.append(None)
+        self.begin()
+
+    def begin(self) -> None:
+        """A module of torch is about to run. Importing it is no part of the body: it happens once."""
+        self.asked.append(None)
         set_aside()
-        if threading.get_ident() == thread:
-            unwatched.__enter__()
+        if threading.get_ident() != self.thread:
+            self.compilations.append(None)  # the body goes on meanwhile, unseen
+            return
+        self.depth += 1
+        if self.depth == 1:
+            self.unwatched.__enter__()
 
-    def end(_: Any) -> None:
-        if threading.get_ident() == thread:
-            unwatched.__exit__()
-        put_again()
+    def end(self, _: Any = None) -> None:
+        """It has run, or is compiled."""
+        if threading.get_ident() == self.thread and self.depth:
+            self.depth -= 1
+            if not self.depth:
+                self.unwatched.__exit__()
+        with suppress(IndexError):
+            self.asked.pop()
+            put_again()
+        self.listen_to_compiler()
 
-    handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-    removes: Any = getattr(handler, "remove_start_callback", None), getattr(handler, "remove_end_callback", None)
-    if None in removes or not (hasattr(handler, "start_callbacks") and hasattr(handler, "end_callbacks")):
-        yield
-        return
-    handler.start_callbacks.append(begin)
-    handler.end_callbacks.append(end)
-    try:
-        yield
-    finally:
-        for remove, callback in zip(removes, (begin, end), strict=True):
-            with contextlib.suppress(ValueError):  # all callbacks were cleared meanwhile
-                remove(callback)
+
+def originals_while_compiling(compilations: list[None]) -> contextlib.AbstractContextManager[None]:
+    """In the block no compiler sees what stands in for torch's functions while a body is watched: its tables of them
+    live as long as the process, and code that is compiled later would meet what it cannot trace. ``compilations`` gets
+    an item for each compilation, by whatever thread: what the body read meanwhile was not seen.
+
+    Where torch has no such callbacks, the tables get stand-ins, and more of what is compiled later runs eagerly.
+    """
+    return _Aside(compilations)
 
 
 def begin_compiled() -> Collection[types.CodeType]:

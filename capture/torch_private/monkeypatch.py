@@ -6,8 +6,6 @@ knows what it stands for (``native.stand_ins``).
 
 from __future__ import annotations
 
-import functools
-import importlib
 import sys
 import threading
 import types
@@ -16,7 +14,6 @@ from typing import Any
 
 from capture.core import forks
 from capture.core.data import define
-from capture.core.interrupts import let_through
 from capture.native import native
 
 _INHERITED = object()
@@ -27,20 +24,11 @@ _lock = forks.lock()
 back: ``with`` may be interrupted between the two, and other threads would wait for ever."""
 _aside = 0
 """How many of the first ones have their former values for now."""
+_asked = 0
+"""How often ``set_aside`` was called without its ``put_again``: a compiler imports modules, and threads overlap."""
 _TRUSTED = ("capture", "torch", "triton")
 """Packages whose code may read a replaced attribute unseen: they look at what they made themselves, or compare with the
 next call."""
-
-
-@functools.cache
-def import_compiler() -> None:
-    """Have torch's compiler imported: as it is, it keeps tables of torch's functions, compares signatures with its own,
-    and raises at what stands in for one. A body imports it with its first optimizer, for example. It takes longer than
-    ``import torch``, so ``import capture`` leaves it to the first run that is watched."""
-    try:
-        importlib.import_module("torch._dynamo")
-    except Exception as error:  # noqa: BLE001 - whatever an import raises, the body would meet it, too
-        let_through(error)
 
 
 class Replaced:
@@ -54,8 +42,6 @@ class Replaced:
 
     def __enter__(self) -> None:
         self._before, stand_ins = len(_put), native.stand_ins
-        if not _put:
-            import_compiler()
         try:
             for holder, others in self._tables:
                 own = holder.__dict__
@@ -84,6 +70,7 @@ def put_back(count: int = 0) -> None:
 
 
 def _put_back(count: int) -> None:
+    global _aside, _asked
     while len(_put) > count:
         holder, first = _put[-1][0], len(_put) - 1
         while first > count and _put[first - 1][0] is holder:
@@ -95,28 +82,34 @@ def _put_back(count: int) -> None:
         for _, _, _, replacement in several:
             native.stand_ins.pop(id(replacement), None)
         del _put[first:]
+    if not _put:  # one who was interrupted may not have asked to end it
+        _aside = _asked = 0
 
 
 def set_aside() -> None:
     """All attributes have their former values until ``put_again``, or until they are restored. For compilers: they keep
-    tables of torch's functions for the process, and would keep what stands in for them."""
+    tables of torch's functions for the process, and would keep what stands in for them. It may be asked for again
+    meanwhile."""
     native.locked(_lock, _set_aside, (), forks.wait_on)
 
 
 def _set_aside() -> None:
-    global _aside
-    _aside = len(_put)
+    global _aside, _asked
+    _asked, _aside = _asked + 1, len(_put)
     for holder, name, original, _ in reversed(_put):
         native.put_attributes(holder, {name: original}, _INHERITED)
 
 
 def put_again() -> None:
-    """End what ``set_aside`` began. What was restored meanwhile stays so."""
+    """End what ``set_aside`` began, once all who asked for it have. What was restored meanwhile stays so."""
     native.locked(_lock, _put_again, (), forks.wait_on)
 
 
 def _put_again() -> None:
-    global _aside
+    global _aside, _asked
+    _asked = max(_asked - 1, 0)
+    if _asked:
+        return
     again, _aside = _put[:_aside], 0
     for holder, name, _, replacement in again:
         native.put_attributes(holder, {name: replacement}, _INHERITED)

@@ -92,6 +92,9 @@ def test_attributes_are_set_aside_and_put_again() -> None:
         with replaced(Kind, {"own": "third"}):
             set_aside()
             assert (made.own, made.inherited()) == ("own", "base")
+            set_aside()
+            put_again()
+            assert (made.own, made.inherited()) == ("own", "base")  # who asked first has not ended it
             put_again()
             assert (made.own, made.inherited()) == ("third", "other")
             set_aside()
