@@ -80,28 +80,48 @@ def _build(program: Program, wrap: Callable[[Any], Any]) -> tuple[Callable[[int]
     return made if isinstance(made, tuple) else (made, [])
 
 
+def _clock() -> float:
+    """Seconds of this process's processor; of the wall where kernels run, once they are done."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def _take(step: Callable[[int], Any], number: int) -> tuple[Any, float]:
     import torch
 
     torch.manual_seed(number)
-    begin = time.process_time()
+    begin = _clock()
     try:
         result = step(number)
     except Exception as error:  # noqa: BLE001 - what both raise is equal, too
-        return ("raised", type(error).__name__, str(error)[:300]), time.process_time() - begin
-    seconds = time.process_time() - begin
+        return ("raised", type(error).__name__, str(error)[:300]), _clock() - begin
+    seconds = _clock() - begin
     return bits(result), seconds
 
 
-def run_one(name: str) -> dict[str, Any]:
-    """Run one program in this process."""
+def _program(name: str, device: str) -> Program:
     import torch
 
-    from capture import capture
+    from tests.world.on_device import move_programs_to
 
     torch.set_num_threads(1)
+    if device != "cpu":
+        move_programs_to(device)
     library, _, own = name.partition(".")
-    program = importlib.import_module(f"tests.world.programs.{library}").PROGRAMS[own]
+    program: Program = importlib.import_module(f"tests.world.programs.{library}").PROGRAMS[own]
+    return program
+
+
+def run_one(name: str, device: str = "cpu") -> dict[str, Any]:
+    """Run one program in this process. Where kernels run, eager itself may give other bits each time: a step that is
+    not equal counts only if a second eager twin gives what the first gives, up to then."""
+    from capture import capture
+
+    program = _program(name, device)
     made: list[Any] = []
 
     def captured(target: Any) -> Any:
@@ -112,7 +132,9 @@ def run_one(name: str) -> dict[str, Any]:
 
     def compare(number: int, round_number: int) -> tuple[float, float]:
         (expected, theirs), (got, ours) = _take(eager, number), _take(mine, number)
-        if got != expected:
+        if again is not None and not result.get("unsteady") and _take(again, number)[0] != expected:
+            result["unsteady"] = number
+        if got != expected and "unsteady" not in result:
             result["equal"] = False
             what = str(got)[:300] if isinstance(got, tuple) and got[:1] == ("raised",) else "other values"
             result["differs"].append(f"round {round_number}, step {number}: {what}")
@@ -123,6 +145,7 @@ def run_one(name: str) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         (eager, switches), (mine, mine_too) = _build(program, lambda target: target), _build(program, captured)
+        again, more = (None, []) if device == "cpu" else _build(program, lambda target: target)
         times, before, begin = [], (0, 0), time.process_time()
         for number in range(STEPS):
             if number == FIRST:
@@ -131,9 +154,9 @@ def run_one(name: str) -> dict[str, Any]:
             if time.process_time() - begin > PATIENCE and number >= 2 * FIRST:
                 break
         after = _counted(made)
-        for round_number, (switch, own_switch) in enumerate(zip(switches, mine_too, strict=True), 1):
-            switch()
-            own_switch()
+        for round_number, switched in enumerate(zip(switches, mine_too, more or switches, strict=True), 1):
+            for switch in switched[: 2 if again is None else 3]:
+                switch()
             for at in range(AFTER_SWITCH):
                 compare(STEPS + round_number * AFTER_SWITCH + at, round_number)
     replays, bodies = after[0] - before[0], after[1] - before[1]
@@ -148,6 +171,20 @@ def run_one(name: str) -> dict[str, Any]:
     return result
 
 
+def run_compiled(name: str, device: str) -> dict[str, Any]:
+    """The time of a step that ``torch.compile(mode="reduce-overhead")`` compiled, beside eager's."""
+    import torch
+
+    program = _program(name, device)
+    (eager, _), (mine, _) = (
+        _build(program, lambda target: target),
+        _build(program, lambda target: torch.compile(target, mode="reduce-overhead")),
+    )
+    times = [(_take(mine, number)[1], _take(eager, number)[1]) for number in range(STEPS // 4)]
+    ours, theirs = (statistics.median(column) for column in zip(*times[len(times) // 2 :], strict=True))
+    return {"program": name, "equal": True, "differs": [], "time": [round(ours / theirs, 2), round(ours * 1e6)]}
+
+
 def _counted(made: list[Any]) -> tuple[int, int]:
     """Replays, and runs of bodies, of all functions that were captured."""
     from capture.api.decorator import captured_states
@@ -156,8 +193,8 @@ def _counted(made: list[Any]) -> tuple[int, int]:
     return sum(one.replays for one in counts), sum(one.body_runs for one in counts)
 
 
-def _in_process(name: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.world.run", "--one", name]
+def _in_process(name: str, *options: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.world.run", "--one", name, *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CAPTURE_CACHE": "0", "HF_HUB_OFFLINE": "1"}
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False)
@@ -186,19 +223,24 @@ def main() -> int:
     parser.add_argument("--one", help="run this program here, and print what is found")
     parser.add_argument("--results", type=Path, help="where to write the list")
     parser.add_argument("--jobs", type=int, default=1, help="how many programs run at a time; more disturb the times")
+    parser.add_argument("--device", default="cpu", help="where the programs make their tensors")
+    parser.add_argument("--compiled", action="store_true", help="time torch.compile's reduce-overhead instead")
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(run_one(given.one)))
+        run = run_compiled if given.compiled else run_one
+        print(json.dumps(run(given.one, given.device)))
         return 0
+    options = ["--device", given.device, *(["--compiled"] if given.compiled else [])]
     chosen = [name for name in names() if not given.names or any(part in name for part in given.names)]
     results = []
     with ThreadPool(given.jobs) as pool:
-        for outcome in pool.imap(_in_process, chosen):
+        for outcome in pool.imap(lambda name: _in_process(name, *options), chosen):
             results.append(outcome)
             _show(outcome)
     if given.results:
-        # times are of one machine
-        kept = [{name: done[name] for name in done if name != "time"} for done in results]
+        # times are of one machine; those of an accelerator are what the list is for
+        left_out = {"time"} if given.device == "cpu" else set()
+        kept = [{name: done[name] for name in done if name not in left_out} for done in results]
         versions = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "programs": kept}
         given.results.write_text(json.dumps(versions, indent=1) + "\n")
     return int(not all(done["equal"] for done in results))
