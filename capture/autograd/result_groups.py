@@ -26,6 +26,7 @@ from capture.core.data import define, frozen
 from capture.core.interrupts import let_through
 from capture.torch_private import capabilities
 from capture.torch_private.autograd import CLEARS_SAVED, clear_saved, keeps_graph, nodes_above, sequence_number
+from capture.torch_private.probe import probe
 
 FREED = "a backward pass comes to tensors that one before it has freed, which has to be called with retain_graph=True"
 """As eager raises it, where results are differentiated one after another."""
@@ -225,7 +226,7 @@ class Keepers:
             one.let_go()
 
 
-@functools.cache
+@probe
 def can_keep() -> bool:
     """Whether torch lets a node that nothing leads to save tensors, and free them. Else there are no groups."""
     if not CLEARS_SAVED:
@@ -233,8 +234,4 @@ def can_keep() -> bool:
     with torch.inference_mode(False), torch.enable_grad():
         tensor = torch.zeros(1, device="cpu")
         kept = _Kept(Group(1, (0,)), (), _apply(_anchor(), [tensor]))
-    try:
-        return [(at, one.data_ptr()) for at, one in kept.tensors()] == [(0, tensor.data_ptr())]
-    except RuntimeError as error:
-        let_through(error)
-        return False
+    return [(at, one.data_ptr()) for at, one in kept.tensors()] == [(0, tensor.data_ptr())]

@@ -6,13 +6,14 @@ optimizer counts as one with hooks.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim import optimizer as _module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from capture.torch_private.probe import probe
 
 _OWN = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _GLOBAL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
@@ -24,7 +25,7 @@ def _hooks(optimizer: torch.optim.Optimizer) -> list[Callable[..., Any]]:
     return [hook for table in tables for hook in table.values()]
 
 
-@functools.cache  # not at import: the first optimizer of a process imports torch._dynamo, which takes a second
+@probe  # not at import: the first optimizer of a process imports torch._dynamo, which takes a second
 def _finds_hooks() -> bool:
     optimizer = torch.optim.SGD([torch.zeros(1, device="cpu", requires_grad=True)], lr=0.1)
 
@@ -37,8 +38,6 @@ def _finds_hooks() -> bool:
     )  # fmt: skip
     try:
         return sum(registered_hook is hook for registered_hook in _hooks(optimizer)) == len(registered)
-    except (KeyError, AttributeError, TypeError):
-        return False
     finally:
         for handle in registered:
             handle.remove()

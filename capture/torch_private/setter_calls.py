@@ -10,7 +10,6 @@ Not seen: somebody who calls the undocumented setter in ``torch._C`` itself.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import types
@@ -18,6 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from capture.torch_private.probe import probe
 
 _TOOLS = (4, 3)
 """Numbers of ``sys.monitoring`` that no kind of tool is known by."""
@@ -39,7 +40,7 @@ class SetterCalls:
 SETTER_CALLS = SetterCalls()
 
 
-@functools.cache
+@probe
 def notices_setters() -> bool:
     """Whether calls of setters can be noticed from now on. Tried with a function that sets nothing when it is only
     asked."""

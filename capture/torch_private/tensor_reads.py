@@ -25,6 +25,7 @@ from capture.core.interrupts import let_through
 from capture.native import native
 from capture.torch_private.capabilities import HAS_METADATA_GUARD, metadata_check
 from capture.torch_private.libraries import library
+from capture.torch_private.probe import probe
 
 _FUNCTIONS = ("data_ptr", "dim", "sizes", "strides", "dtype")
 """Of the ABI, behind ``aoti_torch_get_``; in the order in which the C module takes them."""
@@ -242,7 +243,7 @@ def _reads_right() -> bool:
     return HAS_METADATA_GUARD
 
 
-@functools.cache
+@probe
 def counts_holders() -> bool:
     """Whether each new holder of a gradient, or of its memory, shows, and each change of it. Else torch is asked in
     Python."""

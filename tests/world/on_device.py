@@ -7,6 +7,8 @@ than it is. So the functions that make tensors are replaced, for the whole proce
 from __future__ import annotations
 
 import functools
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +20,18 @@ _MAKERS = (
 )  # fmt: skip
 
 
+def _is_ours(caller: types.FrameType) -> bool:
+    """Tensors of the library itself are not the program's."""
+    return str(caller.f_globals.get("__name__")).startswith("capture.")
+
+
 def move_programs_to(device: str) -> None:
     """Have functions that make tensors make them on ``device`` where the caller names none."""
 
     def there(make: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make)
         def made(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("device") is None:
+            if kwargs.get("device") is None and not _is_ours(sys._getframe(1)):
                 kwargs["device"] = device
             return make(*args, **kwargs)
 

@@ -15,6 +15,7 @@ import torch
 
 from capture.core.interrupts import let_through
 from capture.native import native
+from capture.torch_private.probe import probe
 
 _LIBRARY = "libcuda.so.1"
 _ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
@@ -31,7 +32,7 @@ def driver_function(name: str) -> Callable[..., int] | None:
     return found
 
 
-@functools.cache
+@probe
 def is_reached_from_c() -> bool:
     """Whether the C module can copy and launch by itself."""
     return bool(native.use_driver(_LIBRARY))
