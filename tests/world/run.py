@@ -106,14 +106,22 @@ def _take(step: Callable[[int], Any], number: int) -> tuple[Any, float]:
 def _program(name: str, device: str) -> Program:
     import torch
 
-    from tests.world.on_device import move_programs_to
+    from tests.world import on_device
 
     torch.set_num_threads(1)
-    if device != "cpu":
-        move_programs_to(device)
     library, _, own = name.partition(".")
-    program: Program = importlib.import_module(f"tests.world.programs.{library}").PROGRAMS[own]
-    return program
+    path = f"tests.world.programs.{library}"
+    program: Program = (importlib.import_module(path) if device == "cpu" else on_device.load(path, device)).PROGRAMS[
+        own
+    ]
+    if device == "cpu":
+        return program
+
+    def there(wrap: Callable[[Any], Any]) -> Any:
+        with torch.device(device):
+            return program(wrap)
+
+    return there
 
 
 def run_one(name: str, device: str = "cpu") -> dict[str, Any]:
