@@ -28,18 +28,26 @@ from capture.state.call import Call
 from capture.tree.thread_trees import tree_for
 from capture.tree.tree import Tree
 
+_MUCH = 256 << 20  # bytes
+
 
 def is_measured(captured: Captured, entry: Entry) -> bool:
     """Whether replays of this entry are to be compared with its body, which a call may run in its place. A device of
-    its own works on while the host goes on, so there replays are measured where the host reads values alone."""
+    its own works on while the host goes on, so there replays are measured where the host reads values, or where the
+    host takes long for them. Not with much memory: the body takes as much again."""
     if not entry.payoff.is_open or captured.is_backward or entry.backend is None:
-        return False
-    if entry.backend.has_own_memory and (entry.region is not None or not entry.has_reads):
         return False
     settings = current_config()
     if not settings.drop_slow or settings.poison or verifies(captured):
         return False
-    return entry.plan is None or not entry.plan.collectives
+    if entry.plan is not None and entry.plan.collectives:
+        return False
+    if not entry.backend.has_own_memory or entry.has_reads:
+        return True
+    if entry.region is not None or entry.plan is None:
+        return False
+    pool = tree_for(entry.backend, captured.pool.number).pool
+    return entry.payoff.is_in_doubt(entry.plan.num_ops) and pool.reserved_bytes() <= _MUCH
 
 
 def measure_body(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:

@@ -6,6 +6,9 @@ again in turn, up to ``ROUNDS`` rounds, and the longest of the shortest sixth is
 programs change within a second, and where the times are close, measuring for longer costs little.
 The calling thread does all work of the CPU engine, so there its **own time** counts: another program that has the
 processor meanwhile changes nothing. Where a GPU works, the host waits for it, and the time of the clock counts.
+There, replays are compared with the body only where they are in doubt: where one takes more of the host's time than the
+body's operators can take at the least (``LAUNCH``). A graph is launched in a fraction of that, so most are never
+compared, and no body needs memory beside the recording's.
 A fast path serves so many replays, and then leads to the body until that was measured. Where one recording is in use,
 and nothing follows on it, the bodies run with nothing before them (``Trial``): what a call goes through takes the code
 of a small body out of the processor's caches, which makes it up to twice as slow as in a loop of its own.
@@ -36,6 +39,8 @@ ROUNDS = 3
 """How often replays and bodies are measured in turn, at most."""
 CLEAR = 0.7, 1.3
 """Where a replay takes less than the first, or more than the second, times the body's time, one round is enough."""
+LAUNCH = 2e-6
+"""Seconds of the host that an operator of a device takes at least, with its launch (measured: 3 to 6 us)."""
 _SHARE, _LEAST = 0.02, 5e-6  # a replay may take this share more than the body, or so many seconds
 _AROUND = 3e-6  # seconds that a call takes besides its replay
 
@@ -100,6 +105,17 @@ class Payoff:
         """Whether this call has to run the body. Several calls in a row do, so that its code is in the caches as it
         is in a loop without replays."""
         return not self.is_decided and self.number >= AFTER
+
+    def is_in_doubt(self, operators: int) -> bool:
+        """Whether replays may be slower than a body of so many operators on a device: until enough were timed, and
+        then, if they took longer than that many launches. Else nothing more is measured."""
+        if self.number < AFTER or self.rounds:
+            return True
+        times = [*self.replays, *[one * 1e-9 for path, _ in self.paths for one in path.own_times()]]
+        if _usual(times) > operators * LAUNCH:
+            return True
+        self.give_up()
+        return False
 
     def try_out(self, path: TimedPath) -> None:
         """Time what this fast path replays, until there is enough."""

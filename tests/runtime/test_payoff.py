@@ -14,11 +14,12 @@ from typing_extensions import override
 
 from capture import capture, config, recordings
 from capture.autograd.backward_timer import BackwardTimer
-from capture.runtime import lives, payoff
+from capture.engines.cpu.engine import CpuBackend
+from capture.runtime import eager_call, lives, payoff
 from capture.runtime.payoff import AFTER, BODIES, ROUNDS, Payoff
 from capture.torch_private import capabilities
 from capture.tree import thread_trees
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, OWN_MEMORY
 from tests.support.observed import bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
@@ -225,6 +226,51 @@ def test_the_rest_of_a_step_is_measured_with_it(monkeypatch: pytest.MonkeyPatch)
         assert torch.equal(second(first(x)), tiny(tiny(x)))
     assert [recordings(function).measured_calls for function in (first, second)] == [BODIES, BODIES]
     assert [recordings(function).recordings for function in (first, second)] == [1, 1]
+
+
+@pytest.fixture
+def works_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is one of a device that works on while the host goes on."""
+    if not OWN_MEMORY:
+        monkeypatch.setattr(CpuBackend, "has_own_memory", True)
+
+
+@pytest.mark.usefixtures("works_on")
+@pytest.mark.parametrize(
+    ("replay", "measured", "stays"), [(1e-6, False, True), (25e-6, True, True), (300e-6, True, False)]
+)
+def test_on_a_device_what_takes_the_host_long_is_measured(
+    replay: float, measured: bool, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Clock(body=40e-6, replay=replay).replace(monkeypatch)
+    captured = payoff.clock.function = capture(tiny)  # type: ignore[attr-defined]
+    for number in range(DECIDED * ROUNDS):
+        x = torch.full((3,), float(number), device=DEVICE)
+        assert torch.equal(captured(x), tiny(x))
+    counters = recordings(captured)
+    assert bool(counters.measured_calls) is measured
+    assert bool(counters.replays > DECIDED) is stays
+
+
+@pytest.mark.usefixtures("works_on")
+def test_on_a_device_nothing_large_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body would take as much memory again."""
+    monkeypatch.setattr(eager_call, "_MUCH", 0)
+    Clock(body=40e-6, replay=300e-6).replace(monkeypatch)
+    captured = payoff.clock.function = capture(tiny)  # type: ignore[attr-defined]
+    for number in range(DECIDED):
+        captured(torch.full((3,), float(number), device=DEVICE))
+    assert recordings(captured).measured_calls == 0
+
+
+def test_what_is_in_doubt() -> None:
+    timed = Payoff()
+    for number in range(AFTER):
+        assert timed.is_in_doubt(10), number
+        timed.note_replay(30e-6)
+    assert (timed.is_in_doubt(10), timed.wants_body) == (True, True)
+    assert (timed.is_in_doubt(20), timed.wants_body) == (False, False)
+    assert timed.loss == 0.0
 
 
 def test_nothing_is_measured_where_slow_recordings_stay() -> None:
