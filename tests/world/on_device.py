@@ -8,10 +8,10 @@ eager code would look slower than it is.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import sys
 import types
-from pathlib import Path
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
 
 from typing_extensions import override
@@ -20,7 +20,8 @@ _MAKERS = {
     "arange", "as_tensor", "empty", "eye", "full", "hann_window", "linspace", "logspace", "ones", "rand", "randint",
     "randn", "randperm", "tensor", "tril_indices", "triu_indices", "zeros",
 }  # fmt: skip
-_SHARED = "tests.world.parts"
+_ON_THE_HOST = {"from_numpy", "Tensor", "FloatTensor"}
+_PROGRAMS = "tests.world.programs.", "tests.world.parts"
 
 
 class _Moved(ast.NodeTransformer):
@@ -38,26 +39,38 @@ class _Moved(ast.NodeTransformer):
         of_torch = isinstance(function.value, ast.Name) and function.value.id == "torch"
         if of_torch and function.attr in _MAKERS and all(given.arg != "device" for given in node.keywords):
             node.keywords.append(ast.keyword("device", self.device))
-        elif of_torch and function.attr == "from_numpy":
+        elif of_torch and function.attr in _ON_THE_HOST and node.args:
             return ast.Call(ast.Attribute(node, "to", ast.Load()), [self.device], [])
         elif function.attr == "numpy" and not node.args:
             function.value = ast.Call(ast.Attribute(function.value, "cpu", ast.Load()), [], [])
         return node
 
 
-def load(name: str, device: str) -> Any:
-    """A module of programs, whose steps make their tensors on ``device``."""
-    if _SHARED not in sys.modules:
-        _load(_SHARED, device)
-    return _load(name, device)
+class _Loader(SourceFileLoader):
+    """Compiles the code anew, as cached code names no device."""
+
+    device = ""
+
+    @override
+    def get_code(self, fullname: str) -> types.CodeType:
+        moved = _Moved(self.device).visit(ast.parse(self.get_data(self.path)))
+        code: types.CodeType = compile(ast.fix_missing_locations(moved), self.path, "exec")
+        return code
 
 
-def _load(name: str, device: str) -> types.ModuleType:
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.origin is not None
-    module = importlib.util.module_from_spec(spec)
-    moved = ast.fix_missing_locations(_Moved(device).visit(ast.parse(Path(spec.origin).read_text())))
-    sys.modules[name] = module
-    exec(compile(moved, spec.origin, "exec"), vars(module))  # noqa: S102 - our own file
-    return module
+class _Finder:
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        """The modules of programs, and what they share."""
+        if not name.startswith(_PROGRAMS):
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(name, spec.loader.path)
+        return spec
+
+
+def move_programs_to(device: str) -> None:
+    """Have the steps of all programs that are imported from now on make their tensors on ``device``."""
+    _Loader.device = device
+    sys.meta_path.insert(0, _Finder)

@@ -82,7 +82,9 @@ def llama_decode_static(wrap: Any) -> Any:
     call = wrap(model)
     cache = StaticCache(config=model.config, max_cache_len=48)
 
-    def step(_: int) -> Any:
+    def step(number: int) -> Any:
+        if number % 40 == 0:
+            cache.reset()
         with torch.no_grad():
             return call(input_ids=_ids(1, 1), past_key_values=cache, use_cache=True).logits
 
