@@ -19,7 +19,7 @@ from attrs import field
 from capture.core.data import define, frozen
 from capture.guards.answers import OF_TENSORS
 from capture.key.attribute_names import attribute_names
-from capture.key.code_names import globals_in, imported_in, operations, with_packages
+from capture.key.code_names import globals_in, imported_in, module_lookups, operations, with_packages
 from capture.key.name_uses import ASKING, is_computed, name_uses
 from capture.key.packages import is_library, package_of
 from capture.state import keyed_reads
@@ -104,6 +104,8 @@ class Uses:
     """It looks up names that are not constants, or asks for all names."""
     imported: tuple[tuple[str, int], ...]
     """Modules that it imports itself, with how many packages up their names begin."""
+    module_lookups: frozenset[str]
+    """See ``code_names``."""
     matches: bool
     """It has ``match`` patterns, which read the attributes that a class lists in ``__match_args__``."""
 
@@ -126,6 +128,7 @@ def uses_of(code: types.CodeType) -> Uses:
     return Uses(
         names=frozenset(mentioned | texts), scope=tuple(scope), stored=_stored(code), set=name_uses(code).set,
         asks=asks, is_computed=is_computed(code), imported=imported_in(code), matches=matches,
+        module_lookups=module_lookups(code),
     )  # fmt: skip
 
 
@@ -177,6 +180,8 @@ class Names:
     """Modules that users' code imported itself, and those that they are in."""
     is_computed: bool = False
     """Users' code looked up names that are no constants."""
+    module_lookups: set[str] = field(factory=set)
+    """What users' code does with modules by such names (``code_names.module_lookups``)."""
     matches: bool = False
     """Code took objects apart by patterns."""
     of_definitions: frozenset[str] = frozenset()
@@ -278,6 +283,7 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
             if not owner:
                 takes_apart = not _TAKING_APART.isdisjoint(uses.names)
                 names.is_computed = names.is_computed or uses.is_computed or takes_apart
+                names.module_lookups |= uses.module_lookups
                 if uses.asks:
                     names.asked.update(uses.names)
                 for name, level in uses.imported:

@@ -19,7 +19,7 @@ from capture.guards.read_walk import (
     opens_of_library,
 )
 from capture.key.attributes import HEAP, IMMUTABLE, MISSING, dict_of
-from capture.key.packages import is_library, module_of, name_of, package_of
+from capture.key.packages import is_installed, is_library, module_of, name_of, package_of
 from capture.key.pytree import PLAIN_TYPES
 from capture.native import native
 from capture.state.source import Source
@@ -168,10 +168,17 @@ def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
         return
     wanted |= {"__getattr__"}  # looked up where a name is absent
     walk.note_class(module)
-    if walk.names.is_computed:
-        wanted |= namespace.keys() - OF_ALL_CLASSES
-        walk.found.guards.append(Guard("length", itself(namespace, name_of(module)), len(namespace)))
     walk.guard_members(namespace, sorted(wanted - _OF_ALL_MODULES), prefix, always)
+    if walk.names.is_computed:
+        unnamed = namespace.keys() - OF_ALL_CLASSES - wanted - _OF_ALL_MODULES
+        walk.guard_members(namespace, sorted(unnamed), prefix, _leads_on)
+        walk.found.guards.append(Guard("length", itself(namespace, name_of(module)), len(namespace)))
+
+
+def _leads_on(_: str, value: Any) -> bool:
+    """Whether to go into a member that only code with computed names can have read. Not into the other packages that a
+    module imports: from one to the next they lead to all that are installed."""
+    return not (issubclass(type(value), types.ModuleType) and is_installed(value))
 
 
 def _is_asked(value: Any, users: frozenset[str]) -> bool:

@@ -27,7 +27,7 @@ from capture.guards.guard import Guard, Referent, itself, looked_up
 from capture.guards.names_used import SPECIAL, Names
 from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced, ValuePlace
 from capture.key.attributes import HEAP, IMMUTABLE, MISSING, Slot, dict_of, in_slot, slots_of, weak_or_none
-from capture.key.code_names import BY_NAME_OF_MODULE, SMALL
+from capture.key.code_names import SMALL
 from capture.key.input_places import InputPlace, may_be_input
 from capture.key.numpy_arrays import windows_in
 from capture.key.packages import is_library, module_of, name_of, package_of, users_modules
@@ -228,9 +228,10 @@ class ReadWalk:
         imports it late to save time."""
         imported = self.names.imported
         mentioned = self.names.of_packages(())
-        if not mentioned.isdisjoint(BY_NAME_OF_MODULE):
+        if self.names.module_lookups:
+            self.loaded_modules("sys.modules")
+        if "gets" in self.names.module_lookups:
             imported = imported | users_modules() | mentioned.intersection(sys.modules)
-            self.found.looks_up_modules = True
         if not imported:
             return
         self.guard_members(sys.modules, sorted(imported), "sys.modules.", never)
@@ -247,14 +248,19 @@ class ReadWalk:
             queue += [value for value in held if package_of(name_of(value)) == package_of(name_of(module))]
 
     def loaded_modules(self, path: str) -> None:
-        """``sys.modules``, where code may look up any of them: which modules there are. Only users' own and those that
-        code mentions are gone into, as in ``_imported``: all that were ever loaded are some 100,000 objects."""
+        """``sys.modules``, where code may ask for any of them: which modules there are. Where it gets one, too, users'
+        own and those that code mentions are gone into, as in ``_imported``: all that were ever loaded are some 100,000
+        objects."""
+        if self.found.looks_up_modules:
+            return
         loaded = dict(sys.modules)
         names, source = tuple(loaded), itself(sys.modules, path)
         self.found.looks_up_modules = True
         self.found.guards.append(Guard("length", source, len(loaded)))
         there = looked_up(source, frozenset(names), names, tuple(loaded.values()), (None,) * len(names))
         self.found.guards.append(there)
+        if "gets" not in self.names.module_lookups:
+            return
         for name in sorted(users_modules() | self.names.of_packages(()).intersection(loaded)):
             self.enter_value(loaded.get(name), f"{path}.{name}")
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dis
 import functools
 import importlib.util
+import itertools
+import sys
 import types
 import weakref
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
@@ -47,8 +49,11 @@ _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 SMALL = 64  # a list or dict of at most so many members is compared by value on every call
-BY_NAME_OF_MODULE = frozenset({"import_module", "__import__", "modules", "find_spec"})
-"""Code that names one of these may look up modules by names that are worked out."""
+_BY_NAME_OF_MODULE = frozenset({"import_module", "__import__", "find_spec"})
+"""Code that names one of these may get modules by names that are worked out."""
+_MODULES = "modules"
+_IS_CALLED = 1 if sys.version_info >= (3, 12) else 0
+"""The bit in the argument of ``LOAD_ATTR`` that says that a call follows: it has an instruction of its own before."""
 _COMPARED = (int, str, bytes, torch.device)
 _DEEPEST = 32  # how deep tuples in tuples are compared member by member
 
@@ -170,6 +175,22 @@ def imported_in(code: types.CodeType) -> tuple[tuple[str, int], ...]:
         if instruction.opname not in ("EXTENDED_ARG", "CACHE"):
             before = [*before[-1:], instruction]
     return tuple(modules)
+
+
+@functools.lru_cache(maxsize=4096)
+def module_lookups(code: types.CodeType) -> frozenset[str]:
+    """What the code does with modules by names that are worked out: it ``"asks"`` whether one is there, as in
+    ``"pandas" in sys.modules``, or ``"gets"`` one. What it calls, as ``model.modules()``, is no ``sys.modules``."""
+    if _MODULES in code.co_consts or not _BY_NAME_OF_MODULE.isdisjoint(code.co_names):
+        return frozenset({"gets"})
+    if _MODULES not in code.co_names:
+        return frozenset()
+    return frozenset(
+        "asks" if following.opname == "CONTAINS_OP" else "gets"
+        for one, following in itertools.pairwise(dis.get_instructions(code))
+        if one.argval == _MODULES and one.opname != "LOAD_METHOD"
+        and not (one.opname == "LOAD_ATTR" and (one.arg or 0) & _IS_CALLED)
+    )  # fmt: skip
 
 
 def with_packages(name: str, level: int, package: Any) -> Iterator[str]:

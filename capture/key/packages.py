@@ -18,9 +18,15 @@ def users_modules() -> set[str]:
     """Names of the modules of this process that belong to no library and are not installed."""
     return {
         name for name, one in list(sys.modules.items())
-        if not is_library(package_of(name)) and package_of(name) != "capture"
-        and not any(part in str(getattr(one, "__dict__", {}).get("__file__")) for part in _INSTALLED)
+        if not is_library(package_of(name)) and package_of(name) != "capture" and not is_installed(one)
     }  # fmt: skip
+
+
+def is_installed(module: Any) -> bool:
+    """Whether a module lies where packages are installed. Some have no file there, but a folder."""
+    members = getattr(module, "__dict__", {})
+    places = members.get("__file__"), members.get("__path__")
+    return any(part in str(place) for place in places if place is not None for part in _INSTALLED)
 
 
 def package_of(module: Any) -> str:

@@ -27,11 +27,11 @@ from capture.core.interrupts import let_through
 from capture.key import numpy_arrays, pytree
 from capture.key.attributes import MISSING, PROXIES, dict_of, keys_of, names_of, slots_of
 from capture.key.code_names import (
-    BY_NAME_OF_MODULE,
     globals_in,
     globals_stored,
     imported_in,
     mentioned_in,
+    module_lookups,
     with_packages,
 )
 from capture.key.name_uses import name_uses
@@ -207,7 +207,7 @@ def _modules_named(code: types.CodeType) -> tuple[tuple[str, int], ...]:
     found: dict[tuple[str, int], None] = {}
     for part in (code, *[constant for constant in code.co_consts if isinstance(constant, types.CodeType)]):
         found |= dict.fromkeys(imported_in(part))
-        if not BY_NAME_OF_MODULE.isdisjoint(part.co_names):
+        if "gets" in module_lookups(part):
             found |= dict.fromkeys((constant, 0) for constant in part.co_consts if isinstance(constant, str))
     return tuple(found)
 
