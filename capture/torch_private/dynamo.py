@@ -74,11 +74,14 @@ class _Aside:
         self.listen_to_compiler()
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ValueError):
+        if self in imports.listeners:
             imports.listeners.remove(self)
-        for name, callback in (("start_callbacks", self.compiles), ("end_callbacks", self.end)):
-            with suppress(ValueError, AttributeError):  # all callbacks were cleared meanwhile
-                getattr(self.told_by, name).remove(callback)
+        if self.told_by is None:
+            return
+        callbacks = (self.told_by.start_callbacks, self.compiles), (self.told_by.end_callbacks, self.end)
+        for registered, callback in callbacks:
+            if callback in registered:  # all may have been cleared meanwhile
+                registered.remove(callback)
 
     def listen_to_compiler(self) -> None:
         """Have a compiler that is loaded tell of compilations, and not compile what watches."""
@@ -111,7 +114,7 @@ class _Aside:
             self.depth -= 1
             if not self.depth:
                 self.unwatched.__exit__()
-        with suppress(IndexError):
+        if self.asked:
             self.asked.pop()
             put_again()
         self.listen_to_compiler()
