@@ -129,7 +129,8 @@ class ValuePlace:
         if len(members) != len(now) and self.guard.source.name is not set:
             return False  # it grows, or shrinks
         if self.guard.source.name is set:
-            return {*map(type, (*members, *now))} <= PLAIN_TYPES
+            are_plain = {*map(type, (*members, *now))} <= PLAIN_TYPES
+            return are_plain and (len(members) != len(now) or not all(map(same_value, members, now)))
         pairs = zip(members, kinds, now, strict=True)
         return any(kind is None and _differ(member, value) for member, kind, value in pairs)
 
