@@ -144,7 +144,7 @@ class OperatorWatch(TorchDispatchMode):
         put_state(before)
 
     def see(self, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operator. Torch wraps the method below, in a call that imports its compiler; at the key none is needed."""
+        """An operator. The method below is for modes; at the key it is not called."""
         return op(*args, **kwargs)
 
     @override
@@ -164,6 +164,20 @@ class OperatorWatch(TorchDispatchMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         for mode in reversed(above):
             _push_mode(mode)
+
+
+_uncompiled: Any = OperatorWatch.__torch_dispatch__
+"""As torch has wrapped it: its compiler looks at nothing inside, but the compiler is imported."""
+
+
+def _dispatched(self: OperatorWatch, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    """Nothing compiles before the compiler is imported, which takes a second: most of a first watched run."""
+    if "torch._dynamo" in sys.modules:
+        return _uncompiled(self, op, types, args, kwargs)
+    return self.see(op, types, args, kwargs or {})
+
+
+OperatorWatch.__torch_dispatch__ = _dispatched  # type: ignore[method-assign]
 
 
 State = tuple[OperatorWatch | None, bool, bool]
