@@ -22,11 +22,11 @@ from capture.core.errors import AnnotationError, CaptureWarning
 from capture.core.events import Counters, Event
 from capture.core.facts import Facts
 from capture.core.findings import Finding, Policy, Severity
+from capture.core.interrupts import guarded
 from capture.core.plan import CapturePlan
 from capture.core.sizes import bytes_text
 from capture.guards.guard import text_of
 from capture.guards.recording_guard import make_recording_guard
-from capture.native import native
 from capture.observe import dispatch_mode, run
 from capture.observe.capture_lock import locked_in_turn
 from capture.observe.described import DescribedRun
@@ -179,7 +179,7 @@ class _Explain(_ToBeCalled[P]):
 
 
 def _explanation(captured: Captured, call: Call) -> Explanation:
-    watched, described = native.guarded(_watched, (call,), functools.partial(run.undo_stopped, call))
+    watched, described = guarded(_watched, (call,), functools.partial(run.undo_stopped, call))
     described.facts = branches.explained(described.facts)
     plan = compile_plan(captured.annotation, described.facts)
     guards = _guards(call, described, watched, plan) if plan.outcome == "record" else ()

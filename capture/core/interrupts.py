@@ -4,16 +4,22 @@ raised."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import signal
 
 # the C module: Python's ``signal`` wraps each result in an enumeration, which takes 30 times as long
 from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import override
+
+from capture.native import native
+
+Result = TypeVar("Result")
 
 _LIBRARY = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _SIGNALS = tuple(map(int, signal.valid_signals()))
@@ -38,6 +44,21 @@ def let_through(error: BaseException) -> None:
     """Raise it again where a signal handler raised it: for what treats errors of another kind as an answer."""
     if is_interrupt(error):
         raise error
+
+
+def guarded(
+    run: Callable[..., Result], arguments: tuple[Any, ...], mend: Callable[[list[BaseException]], None]
+) -> Result:
+    """What ``run`` gives. Whatever ends it, ``mend(errors)`` is called until it ends well, with what ended the call and
+    what ended ``mend`` since. The first of them is raised, or the interrupt that came while ``mend`` ran, as after a
+    ``finally``: the first may be dealt with further out, and the interrupt would be lost."""
+    result: Result = native.guarded(run, arguments, functools.partial(_mended, mend))
+    return result
+
+
+def _mended(mend: Callable[[list[BaseException]], None], errors: list[BaseException]) -> BaseException | None:
+    mend(errors)
+    return next((error for error in errors[:0:-1] if is_interrupt(error)), None)
 
 
 def let_go_of_frames(error: BaseException) -> None:

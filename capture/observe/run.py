@@ -19,11 +19,10 @@ from attrs import evolve, field
 from capture.core import forks
 from capture.core.data import define
 from capture.core.facts import Effect, HostWork
-from capture.core.interrupts import is_interrupt
+from capture.core.interrupts import guarded, is_interrupt
 from capture.key import array_inputs
 from capture.key.modes import inlined
 from capture.key.pytree import PLAIN_TYPES
-from capture.native import native
 from capture.observe import host_draws, islands, shared_casts, source_location, written_lines
 from capture.observe.aoti_packages import packages
 from capture.observe.dispatch_mode import ObserveMode
@@ -218,7 +217,7 @@ def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None =
 
     # the hooks of optimizers are there before the state is noted, and until it is compared
     with call.optimizers.steps_noted(watch.trace), moving_names.noted():
-        run: ObservedRun = inlined(native.guarded, _run_watched, (call, watch, values, around), mend)
+        run: ObservedRun = inlined(guarded, _run_watched, (call, watch, values, around), mend)
     return run
 
 
@@ -570,7 +569,7 @@ def _undo_host_draws(watched: ObservedRun) -> None:
 
 def undo_stopped(call: Call, errors: Sequence[BaseException] = ()) -> None:
     """Whatever ended it, put back what the run of this call changed so far that was to be undone. May be called
-    again, as ``native.guarded`` does."""
+    again, as ``guarded`` does."""
     del errors
     watched = call.watched
     if watched is not None:

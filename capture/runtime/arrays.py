@@ -16,11 +16,10 @@ from typing import Any, cast
 from attrs import evolve
 
 from capture.core.facts import Facts
-from capture.core.interrupts import let_through
+from capture.core.interrupts import guarded, let_through
 from capture.key import array_inputs, pytree
 from capture.key.input_places import with_places
 from capture.key.signature import Binder, Leaves, key_of
-from capture.native import native
 from capture.observe.described import DescribedRun
 from capture.observe.run import ObservedRun
 from capture.runtime import planning
@@ -182,7 +181,7 @@ def _seen(captured: Captured, call: Call, binder: Binder, *, other: bool, is_fir
 
     watched: ObservedRun
     described: DescribedRun
-    watched, described = native.guarded(run, (), put_back)
+    watched, described = guarded(run, (), put_back)
     facts = described.facts
     if noting.is_read or facts.gradients or calls_out(facts) or facts.host_work or reads_unnoticed(watched.ran):
         return None

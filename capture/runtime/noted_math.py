@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import override
 
+from capture.core.interrupts import guarded
 from capture.key.packages import users_modules
 from capture.key.pytree import TENSOR_TYPES
-from capture.native import native
 from capture.runtime.noted_numbers import ASKING, MATH, Noted, NotedFloat, Noting, are_numbers, has_float
 
 Result = TypeVar("Result")
@@ -57,7 +57,7 @@ def noting_math(noting: Noting, run: Callable[[], Result]) -> Result:
         put_back()
         return result
 
-    found: Result = native.guarded(replaced, (), put_back)
+    found: Result = guarded(replaced, (), put_back)
     return found
 
 

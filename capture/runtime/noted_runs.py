@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from capture.core.interrupts import guarded
 from capture.engines.base import Number
-from capture.native import native
 from capture.observe.described import DescribedRun
 from capture.observe.run import ObservedRun
 from capture.runtime import planning
@@ -37,7 +37,7 @@ def holding(call: Call, given: Mapping[int, Number], run: Callable[[], Result]) 
         put_back()
         return found
 
-    found: Result = native.guarded(held, (), put_back)
+    found: Result = guarded(held, (), put_back)
     return found
 
 

@@ -12,6 +12,7 @@ from capture.core import config
 from capture.core.data import frozen
 from capture.core.facts import Effect, EffectKind, Facts, Unkeyed
 from capture.core.findings import BRANCHING, Severity
+from capture.core.interrupts import guarded
 from capture.core.plan import CapturePlan
 from capture.distributed import rank_agreement
 from capture.engines.registry import backend_for
@@ -19,7 +20,6 @@ from capture.key import objects, pytree
 from capture.key.left_objects import PlaceKey, key_of_place
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Key
-from capture.native import native
 from capture.observe import dispatch_mode, islands, run
 from capture.observe.capture_lock import locked
 from capture.observe.collectives import registers_segments
@@ -95,9 +95,7 @@ def watch_undone(captured: Captured, call: Call, *, counts: bool = True) -> tupl
         run.undo_stopped(call, errors)
         islands.answer_again(answers)
 
-    found: tuple[ObservedRun, DescribedRun] = locked(
-        native.guarded, _watch_and_undo, (captured, call, answers), undo_stopped
-    )
+    found: tuple[ObservedRun, DescribedRun] = locked(guarded, _watch_and_undo, (captured, call, answers), undo_stopped)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve
 
 from capture.core.facts import Drift, Facts, SequenceChange
-from capture.core.interrupts import is_interrupt
+from capture.core.interrupts import guarded, is_interrupt
 from capture.core.plan import CapturePlan, sequence_digest
 from capture.distributed import process_groups, rank_agreement
 from capture.engines.base import BoundInput, Input, Recorded
@@ -50,7 +50,7 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
     communicates = entry.plan is not None and bool(entry.plan.collectives)
     attempt = record_failure.Attempt(captured, call, tree, undo, communicates)
     try:
-        reply: Reply = native.guarded(_attempted, (attempt, entry, pattern), attempt.mend)
+        reply: Reply = guarded(_attempted, (attempt, entry, pattern), attempt.mend)
     except BaseException as error:
         if (isinstance(error, Exception) and not is_interrupt(error)) or not attempt.is_to_be_completed:
             raise

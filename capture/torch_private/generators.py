@@ -37,7 +37,10 @@ def default_generators() -> list[torch.Generator]:
 def numpy_random() -> Any:
     """``numpy.random``, once it is imported: another thread may be in the middle of that."""
     found = sys.modules.get("numpy.random")
-    return found if all(hasattr(found, name) for name in _NUMPYS) else None
+    for name in _NUMPYS:
+        if not hasattr(found, name):
+            return None
+    return found
 
 
 def host_random_state() -> tuple[Any, Any]:

@@ -45,6 +45,7 @@ from tests.support.injection import (
     stopped_program,
 )
 
+on_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="a CPU has no streams")
 on_cpu = pytest.mark.skipif(DEVICE.type != "cpu", reason="a function of the CPU engine")
 PARTS = len(BODIES)
 COUNT = int(os.environ.get("CAPTURE_FAULTS", "36")) // PARTS
@@ -140,6 +141,16 @@ def test_a_fault_at(body: str, call: int, functions: set[str]) -> None:
     points(body, call, lines=True)
     places = points_in(body, call, functions)
     wrong = wrong_at(body, call, places[:: max(len(places) // 8, 1)])
+    assert not wrong, wrong
+
+
+@on_gpu
+@pytest.mark.filterwarnings("ignore")
+def test_stopped_while_the_stream_is_put_back() -> None:
+    """After a capture that was refused, which the call deals with: the interrupt must come out all the same."""
+    points("numbered_state", 2, lines=True)
+    places = points_in("numbered_state", 2, {"set_stream"})
+    wrong = wrong_at("numbered_state", 2, places[:: max(len(places) // 40, 1)], RuntimeError)
     assert not wrong, wrong
 
 

@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from capture.core.interrupts import let_through
+from capture.core.interrupts import guarded, let_through
 from capture.engines.cuda.driver import node_counter
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.streams import in_order
-from capture.native import native
 from capture.torch_private import capabilities, cuda
 from capture.torch_private.warned import warned
 
@@ -41,7 +40,7 @@ def unbroken(pool: CudaPool, run: Callable[..., T], arguments: tuple[Any, ...]) 
         torch.cuda.set_stream(stream)  # which makes its device the current one
         torch.cuda.set_device(device)
 
-    result: T = native.guarded(run, arguments, mend)
+    result: T = guarded(run, arguments, mend)
     return result
 
 

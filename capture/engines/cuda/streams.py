@@ -16,7 +16,7 @@ import torch
 from capture.core import forks
 from capture.core.alive import Alive
 from capture.core.data import frozen
-from capture.core.interrupts import suppress
+from capture.core.interrupts import guarded, suppress
 from capture.engines.cuda.driver import driver_function
 from capture.native import native
 from capture.observe.capture_lock import BusyError, locked, locked_or
@@ -104,7 +104,7 @@ def keep_workspaces(capture_stream: CaptureStream, device: torch.device) -> None
         stop_allocating(device.index, workspaces.id)
         torch.cuda.set_stream(before)
 
-    native.guarded(_take_workspaces, (capture_stream, device), mend)
+    guarded(_take_workspaces, (capture_stream, device), mend)
 
 
 def _take_workspaces(capture_stream: CaptureStream, device: torch.device) -> None:
