@@ -58,8 +58,7 @@ Reads = tuple[str, ...]
 def may_follow(captured: Captured, entry: Entry) -> bool:
     """Whether recordings for this entry may have breaks."""
     backend = entry.backend
-    is_whole = entry.region is None and not captured.is_backward
-    return backend is not None and backend.breaks_at_reads and (is_whole or backend.executes_recording_runs)
+    return backend is not None and backend.breaks_at_reads
 
 
 def followed(captured: Captured, entry: Entry, facts: Facts) -> Facts:
@@ -78,8 +77,7 @@ def explained(facts: Facts, *, follows: bool | None = None, is_whole: bool = Tru
     follows = backend is not None and backend.breaks_at_reads if follows is None else follows
     facts = _with_islands(facts, devices[0], is_whole=is_whole)
     compared = all(host_sync.is_compared and devices[0].startswith(host_sync.device) for host_sync in facts.host_syncs)
-    may_be_apart = backend is not None and backend.executes_recording_runs and not facts.gradient_obstacles
-    if compared and follows and not facts.collectives and (may_be_apart or not facts.gradients):
+    if compared and follows and not facts.collectives and not (facts.gradients and facts.gradient_obstacles):
         return facts
     syncs = {
         (host_sync.where, host_sync.data_dependent_shape): evolve(host_sync, is_compared=False)
