@@ -147,6 +147,12 @@ def moving_paths(entry: Entry) -> frozenset[str]:
     )  # fmt: skip
 
 
+def written_paths(entry: Entry) -> frozenset[str]:
+    """Tensors in Python state that the body is known to write."""
+    planned = [placeholder for plan in entry.plans() for placeholder in plan.placeholders]
+    return frozenset(one.path for one in planned if one.kind == "implicit" and one.mutated)
+
+
 def known_to_move(entry: Entry) -> frozenset[str]:
     """Of whose moves the next recording knows: ``moving_paths``, and what moved once where no copy helps: no operator
     reads it, or the body writes it."""

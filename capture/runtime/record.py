@@ -17,7 +17,7 @@ from capture.core.facts import Drift, Facts, SequenceChange
 from capture.core.interrupts import guarded, is_interrupt
 from capture.core.plan import CapturePlan, sequence_digest
 from capture.distributed import process_groups, rank_agreement
-from capture.engines.base import BoundInput, Input, Recorded
+from capture.engines.base import BoundInput, Input, Moving, Recorded
 from capture.guards.recording_guard import RecordingGuard, asking_who, make_recording_guard
 from capture.native import native
 from capture.observe.capture_lock import locked
@@ -27,7 +27,7 @@ from capture.runtime import arrays, branches, formulas, gradient_offload, record
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
 from capture.runtime.in_line import read_in_line
-from capture.runtime.inputs import generators_of, inputs_for, known_to_move, moving_paths
+from capture.runtime.inputs import generators_of, inputs_for, known_to_move, moving_paths, written_paths
 from capture.runtime.record_outputs import kept_values, own_values, plan_recorded
 from capture.runtime.replay import count_writes, tell
 from capture.runtime.verdict import Reply, Verdict, done
@@ -206,7 +206,7 @@ def _run(
                 call,
                 inputs,
                 undo=undo,
-                moving=moving_paths(entry),
+                moving=Moving(moving_paths(entry), written_paths(entry)),
                 generators=generators_of(call, entry),
                 expected=expected if entry.facts is not None else None,
                 may_break=branches.may_follow(captured, entry) and (entry.has_reads or entry.facts is None),

@@ -18,7 +18,18 @@ from attrs import evolve
 from typing_extensions import override
 
 from capture.core.interrupts import let_through
-from capture.engines.base import Block, Geometry, Input, LiftedNumbers, Number, NumbersToLift, Recorded, Recording
+from capture.engines.base import (
+    NOT_KNOWN_TO_MOVE,
+    Block,
+    Geometry,
+    Input,
+    LiftedNumbers,
+    Moving,
+    Number,
+    NumbersToLift,
+    Recorded,
+    Recording,
+)
 from capture.engines.cpu import answers, lifting
 from capture.engines.cpu.arena import Arena
 from capture.engines.cpu.in_place import InPlaceTrial, in_place_form, trial_of
@@ -133,7 +144,7 @@ class CpuBackend:
 
     def record(
         self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False,
-        moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
+        moving: Moving = NOT_KNOWN_TO_MOVE, generators: Sequence[torch.Generator] = (),
         expected: Expectation | None = None, may_break: bool = False, schedule: bool = False,
     ) -> Recorded:  # fmt: skip
         """Run the body once with its inputs staged in the arena and its operators written on a tape."""

@@ -16,7 +16,17 @@ from attrs import evolve
 
 from capture.core import config
 from capture.core.interrupts import is_interrupt, let_through
-from capture.engines.base import Block, Input, LiftedNumbers, Number, NumbersToLift, Recorded, Recording
+from capture.engines.base import (
+    NOT_KNOWN_TO_MOVE,
+    Block,
+    Input,
+    LiftedNumbers,
+    Moving,
+    Number,
+    NumbersToLift,
+    Recorded,
+    Recording,
+)
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.capture_graph import Capture, RefusedError, unbroken
 from capture.engines.cuda.copy_in import InputCopies
@@ -103,7 +113,7 @@ class CudaBackend:
 
     def record(
         self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False,
-        moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
+        moving: Moving = NOT_KNOWN_TO_MOVE, generators: Sequence[torch.Generator] = (),
         expected: Expectation | None = None, may_break: bool = False, schedule: bool = False,
     ) -> Recorded:  # fmt: skip
         """Capture the body once. Nothing has happened until the graph is replayed; with ``undo`` it is not."""
@@ -111,7 +121,7 @@ class CudaBackend:
         return unbroken(pool, self._record, (pool, call, inputs, *options))
 
     def _record(
-        self, pool: CudaPool, call: Call, inputs: Sequence[Input], undo: bool, moving: frozenset[str],
+        self, pool: CudaPool, call: Call, inputs: Sequence[Input], undo: bool, moving: Moving,
         generators: Sequence[torch.Generator], expected: Expectation | None, may_break: bool, schedule: bool,
     ) -> Recorded:  # fmt: skip
         begin = time.perf_counter()
@@ -122,7 +132,7 @@ class CudaBackend:
         mine = [generator for generator in generators if generator.device in here]
         capture = Capture(pool, mine)
         generators_known = {generator_id(generator) for generator in (*mine, default_generator(self.device))}
-        follows = expected is not None and not moving and not schedule and self._may_verify(pool, call)
+        follows = expected is not None and not moving.paths and not schedule and self._may_verify(pool, call)
         run = SegmentRun(pool, capture, call) if self._may_break(pool, call, may_break=may_break) else None
         kind = functools.partial(MemoryRecorder, room=config.current().schedule_room) if schedule else GraphRecorder
         recorder = (
@@ -243,7 +253,10 @@ class CudaBackend:
             make = functools.partial(SegmentedGraphs, run=run, trunk=run.trunk(recorder.trace))
         elif isinstance(recorder, MemoryRecorder) and pool.shared:
             make = functools.partial(CudaRecording, notes=recorder.notes())
-        recording = make(pool, capture, copies, constants, tuple(inputs), draws=recorder.draws, kept=begins)
+        recording = make(
+            pool, capture, copies, constants, tuple(inputs), draws=recorder.draws, kept=begins,
+            written=recorder.moving.written,
+        )  # fmt: skip
         try:
             begin = time.perf_counter()
             recording.prepare(

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from capture.core.data import define
 from capture.core.interrupts import let_through
-from capture.engines.base import Number, NumbersToLift, Refusal
+from capture.engines.base import Moving, Number, NumbersToLift, Refusal
 from capture.engines.cuda import graph_edges, kernel_params
 from capture.engines.cuda.calibrate import CalibrationSetup, capture_again
 from capture.engines.cuda.kernel_params import BytesWriter, GraphNode
@@ -99,7 +99,7 @@ class NumberRecorder(GraphRecorder):
     """A recorder that notes which operators get these numbers, and the nodes that they launch."""
 
     def __init__(
-        self, pool: CudaPool, registered: set[int], moving: frozenset[str], numbers: Sequence[Number], filling: int
+        self, pool: CudaPool, registered: set[int], moving: Moving, numbers: Sequence[Number], filling: int
     ) -> None:  # fmt: skip
         """``filling``: what operators find on the stack where they write nothing. Without that it would be what was
         there last, numbers and their texts among it, which differs from capture to capture as numbers do."""

@@ -13,14 +13,14 @@ import torch
 
 from capture.core import config
 from capture.core.schedule import Schedule
-from capture.engines.base import Block, BoundInput, Input, Move, NumbersToLift, OwnedOutput, Refusal
+from capture.engines.base import Block, BoundInput, Input, Move, Moving, NumbersToLift, OwnedOutput, Refusal
 from capture.engines.copy_out import OutputCopies
 from capture.engines.cuda import graph_edges, kernel_params
 from capture.engines.cuda.address_table import AddressTable
 from capture.engines.cuda.bound_inputs import BoundInputs
 from capture.engines.cuda.calibrate import CalibrationSetup, learn_addresses
 from capture.engines.cuda.capture_graph import Capture
-from capture.engines.cuda.copy_in import DeviceConstant, InputCopies
+from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy, InputCopies
 from capture.engines.cuda.driver import is_reached_from_c
 from capture.engines.cuda.kernel_params import GraphNode
 from capture.engines.cuda.lifting import GraphNumbers, learn_numbers
@@ -50,7 +50,8 @@ class CudaRecording:
 
     def __init__(
         self, pool: CudaPool, capture: Capture, input_copies: InputCopies, constants: list[DeviceConstant],
-        inputs: Sequence[Input], *, draws: bool, kept: frozenset[int], notes: MemoryNotes | None = None,
+        inputs: Sequence[Input], *, draws: bool, kept: frozenset[int], written: frozenset[str] = frozenset(),
+        notes: MemoryNotes | None = None,
     ) -> None:  # fmt: skip
         self._notes = notes
         """What its operators did with memory, if another order may be tried."""
@@ -59,6 +60,8 @@ class CudaRecording:
         self._choice: ScheduleChoice | None = None
         self._kept = kept
         """Addresses of its outputs."""
+        self._written_state = written
+        """Paths of tensors in Python state that the body was known to write."""
         self.num_ops = self.copied_inside = 0
         self.reads: tuple[str, ...] = ()
         self.graph_bytes = 0
@@ -413,9 +416,9 @@ class CudaRecording:
 
     def _made(self) -> CalibrationSetup:
         added = frozenset(self._graph_copies.nodes() if self._graph_copies is not None else ())
-        return CalibrationSetup(
-            self._inputs, self.copied_paths, (*self._input_copies.device_copies, *self._constants), added, self._unread
-        )
+        moving = Moving(self.copied_paths, self._written_state)
+        memory: list[DeviceCopy | DeviceConstant] = [*self._input_copies.device_copies, *self._constants]
+        return CalibrationSetup(self._inputs, moving, memory, added, self._unread)
 
     def lift(self, numbers: NumbersToLift) -> GraphNumbers | str:
         """See ``Backend.lift``. Further captures tell where the numbers are."""
