@@ -256,8 +256,9 @@ class Entry:
 
     @property
     def has_read_again(self) -> bool:
-        """Whether two watched runs read the same, or none read anything."""
-        return max(self.times_read.values(), default=2) > 1
+        """Whether two watched runs read the same, or one read nothing, as those after a first one that sets up what it
+        needs."""
+        return () in self.times_read or max(self.times_read.values(), default=2) > 1
 
     def known_branches(self) -> list[tuple[tuple[str, ...], Branch]]:
         """All that runs took so far, with what the host read."""

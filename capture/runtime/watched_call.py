@@ -72,7 +72,7 @@ def is_own(error: BaseException) -> bool:
 def plan_by(captured: Captured, entry: Entry, observed: planning.Observed) -> None:
     """Plan by what a watched run showed."""
     phase = planning.take(captured, entry, observed)
-    if observed.facts.reads:
+    if observed.facts.reads or entry.times_read:
         entry.times_read[observed.facts.reads] += 1
     if phase == "eager" and observed.facts.reads and entry.nodes:  # other branches are recorded
         assert entry.plan is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -105,3 +106,25 @@ def test_settings_of_texts_are_followed() -> None:
             assert bits(f(x)) == bits(body(x))
         finally:
             torch.set_printoptions(profile="default")
+
+
+def test_a_first_call_that_reads_is_followed_by_replays() -> None:
+    """It sets up what no guard sees. Later runs read nothing, and one of them is enough to record that."""
+    made: list[float] = []
+
+    @functools.lru_cache
+    def scale(x: Tensor) -> float:
+        made.append(x.sum().item())
+        return 2.0
+
+    x = torch.ones(3)
+
+    @capture
+    def body(y: Tensor) -> Tensor:
+        return torch.relu(y) * scale(x)
+
+    for number in range(10):
+        y = torch.full((3,), float(number))
+        assert torch.equal(body(y), torch.relu(y) * 2)
+    assert made == [3.0]
+    assert recordings(body).replays >= 6, recordings(body)
