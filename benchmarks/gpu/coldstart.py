@@ -97,7 +97,8 @@ def _mistakes(children: dict[str, list[Child]], shapes: Sequence[Child], setting
 
 def _child(kind: str, setting: Setting, cache: Path | None) -> Child:
     """Run one process and read its last line. Raises ``RuntimeError`` with the end of its errors."""
-    environment = {**os.environ, "CAPTURE_CACHE": "0" if cache is None else "1", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
+    environment = {**os.environ, "CAPTURE_CACHE": "0" if cache is None else "1", "PYTHONPATH": path}
     if cache is not None:
         environment["CAPTURE_CACHE_DIR"] = str(cache)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled bytecode is used, as with an installed package
