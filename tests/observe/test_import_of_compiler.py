@@ -175,7 +175,8 @@ def test_a_module_that_is_imported_sees_torch_as_it_is(module: Any) -> None:
     assert kept.kept[0] is before[0]
     assert kept.kept[1] == before[1]
     assert kept.of_it == 3.0
-    assert recordings(captured).replays >= 3
+    replays = recordings(captured).replays
+    assert replays == 3 if EXECUTES else replays >= 3
 
 
 def test_the_loader_stays_what_it_is(module: Any) -> None:
