@@ -122,16 +122,16 @@ class Input:
 
 
 @frozen
-class Moving:
+class StateTensors:
     """What is known of tensors in Python state, by path."""
 
-    paths: frozenset[str] = frozenset()
+    moving: frozenset[str] = frozenset()
     """They are others in the next call: an engine that cannot bind them anew reads a copy."""
     written: frozenset[str] = frozenset()
     """The body writes them, which nobody would see in a copy: they are read and written where they are."""
 
 
-NOT_KNOWN_TO_MOVE = Moving()
+NOTHING_KNOWN = StateTensors()
 
 
 @frozen(kw_only=True)
@@ -515,15 +515,15 @@ class Backend(Protocol):
 
     def record(
         self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False,
-        moving: Moving = NOT_KNOWN_TO_MOVE, generators: Sequence[torch.Generator] = (),
+        state: StateTensors = NOTHING_KNOWN, generators: Sequence[torch.Generator] = (),
         expected: Expectation | None = None, may_break: bool = False, schedule: bool = False,
     ) -> Recorded:  # fmt: skip
         """Run the body of ``call`` once, in the pool, as a recording. ``may_break``: in segments, where the host reads
         values. ``schedule``: its kernels may run in another order later, if that is faster.
-        ``undo``: keep what ``observe.run.undo`` needs and leave the caller's mutated arguments alone. ``moving``: what
-        is known of tensors in Python state. ``generators``: all that the body may draw from,
-        beside the default ones. ``expected``: what a watched run told; an engine may take that for known, and stop
-        where the body does anything else (``Recorded.followed``).
+        ``undo``: keep what ``observe.run.undo`` needs and leave the caller's mutated arguments alone. ``state``: what
+        is known of tensors in Python state. ``generators``: all that the body may draw from, beside the default ones.
+        ``expected``: what a watched run told; an engine may take that for known, and stop where the body does anything
+        else (``Recorded.followed``).
 
         If ``executed``, the run is the call: its effects on the caller's tensors, generators and Python state have
         happened afterwards, once, and its result is in the returned ``ObservedRun``, also where ``recording`` is None.

@@ -55,7 +55,7 @@ from capture.tree.tree import Tree
 Reads = tuple[str, ...]
 
 
-def may_follow(captured: Captured, entry: Entry) -> bool:
+def may_follow(entry: Entry) -> bool:
     """Whether recordings for this entry may have breaks."""
     backend = entry.backend
     return backend is not None and backend.breaks_at_reads
@@ -64,7 +64,7 @@ def may_follow(captured: Captured, entry: Entry) -> bool:
 def followed(captured: Captured, entry: Entry, facts: Facts) -> Facts:
     """The facts of a run with the branch it took; without one, where its reads are not followed."""
     is_whole = entry.region is None and not captured.is_backward
-    return explained(facts, follows=may_follow(captured, entry), is_whole=is_whole)
+    return explained(facts, follows=may_follow(entry), is_whole=is_whole)
 
 
 def explained(facts: Facts, *, follows: bool | None = None, is_whole: bool = True) -> Facts:

@@ -17,7 +17,7 @@ from capture.core.facts import Drift, Facts, SequenceChange
 from capture.core.interrupts import guarded, is_interrupt
 from capture.core.plan import CapturePlan, sequence_digest
 from capture.distributed import process_groups, rank_agreement
-from capture.engines.base import BoundInput, Input, Moving, Recorded
+from capture.engines.base import BoundInput, Input, Recorded, StateTensors
 from capture.guards.recording_guard import RecordingGuard, asking_who, make_recording_guard
 from capture.native import native
 from capture.observe.capture_lock import locked
@@ -206,10 +206,10 @@ def _run(
                 call,
                 inputs,
                 undo=undo,
-                moving=Moving(moving_paths(entry), written_paths(entry)),
+                state=StateTensors(moving_paths(entry), written_paths(entry)),
                 generators=generators_of(call, entry),
                 expected=expected if entry.facts is not None else None,
-                may_break=branches.may_follow(captured, entry) and (entry.has_reads or entry.facts is None),
+                may_break=branches.may_follow(entry) and (entry.has_reads or entry.facts is None),
                 schedule=captured.annotation.schedule == "auto",
             )
         if recorded.watched is not None:

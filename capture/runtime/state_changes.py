@@ -56,7 +56,7 @@ _CUT = "the step of an optimizer is another one in each call: it runs eagerly be
 def _has_new_islands(
     captured: Captured, entry: Entry, tree: Tree, *, those_of_host: bool, those_stopped: bool = False
 ) -> bool:  # fmt: skip
-    if not tree.backend.runs_islands or not branches.may_follow(captured, entry):
+    if not tree.backend.runs_islands or not branches.may_follow(entry):
         return False
     return captured.optimizers.make_islands(those_of_host=those_of_host, those_stopped=those_stopped)
 

@@ -15,7 +15,7 @@ from capture import capture, mark_step_begin, recordings
 from capture.core.facts import Facts
 from capture.core.options import annotate
 from capture.engines import registry
-from capture.engines.base import NOT_KNOWN_TO_MOVE, Input, Moving, Recorded
+from capture.engines.base import NOTHING_KNOWN, Input, Recorded, StateTensors
 from capture.engines.cpu.arena import Arena
 from capture.engines.cpu.engine import CpuBackend
 from capture.observe.expectation import Expectation
@@ -234,7 +234,7 @@ class Spy(CpuBackend):
         inputs: Sequence[Input],
         *,
         undo: bool = False,
-        moving: Moving = NOT_KNOWN_TO_MOVE,
+        state: StateTensors = NOTHING_KNOWN,
         generators: Sequence[torch.Generator] = (),
         expected: Expectation | None = None,
         may_break: bool = False,
@@ -242,7 +242,7 @@ class Spy(CpuBackend):
     ) -> Recorded:
         self.asked.append("record")
         del expected
-        return super().record(pool, call, inputs, undo=undo, moving=moving, generators=generators)
+        return super().record(pool, call, inputs, undo=undo, state=state, generators=generators)
 
 
 @pytest.fixture

@@ -19,16 +19,16 @@ from typing_extensions import override
 
 from capture.core.interrupts import let_through
 from capture.engines.base import (
-    NOT_KNOWN_TO_MOVE,
+    NOTHING_KNOWN,
     Block,
     Geometry,
     Input,
     LiftedNumbers,
-    Moving,
     Number,
     NumbersToLift,
     Recorded,
     Recording,
+    StateTensors,
 )
 from capture.engines.cpu import answers, lifting
 from capture.engines.cpu.arena import Arena
@@ -144,11 +144,11 @@ class CpuBackend:
 
     def record(
         self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False,
-        moving: Moving = NOT_KNOWN_TO_MOVE, generators: Sequence[torch.Generator] = (),
+        state: StateTensors = NOTHING_KNOWN, generators: Sequence[torch.Generator] = (),
         expected: Expectation | None = None, may_break: bool = False, schedule: bool = False,
     ) -> Recorded:  # fmt: skip
         """Run the body once with its inputs staged in the arena and its operators written on a tape."""
-        del moving, generators, expected, schedule
+        del state, generators, expected, schedule
         tape = SegmentedTape(pool, self._proofs_here())
         staged = _Staged(pool, tape, call, inputs)
         recorder = TapeRecorder(pool, tape, undo=undo, may_break=may_break)

@@ -12,7 +12,7 @@ import torch
 
 from capture.core.data import frozen
 from capture.core.interrupts import let_through
-from capture.engines.base import Input, Move, Moving, Refusal
+from capture.engines.base import Input, Move, Refusal, StateTensors
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.address_inference import CaptureDifference, RangeIndex, TensorRange, infer_addresses
 from capture.engines.cuda.address_table import ALIGNMENT, AddressTable
@@ -37,7 +37,7 @@ class CalibrationSetup:
     """The state that a recording was made with, for a second capture of the same body."""
 
     inputs: Sequence[Input]
-    moving: Moving
+    state: StateTensors
     memory: Sequence[DeviceCopy | DeviceConstant]
     """Memory of its own outside of the pool, in the order of its making."""
     added: frozenset[int] = frozenset()
@@ -130,7 +130,7 @@ def _compare(
     generators: Sequence[torch.Generator],
 ) -> Refusal | None:  # fmt: skip
     return capture_again(
-        pool, made, call, generators, lambda registered: GraphRecorder(pool, registered, made.moving),
+        pool, made, call, generators, lambda registered: GraphRecorder(pool, registered, made.state),
         lambda graph, recorder: _learn_from(pool, bindings, made, graph, recorder, moves),
     )  # fmt: skip
 

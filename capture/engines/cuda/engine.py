@@ -17,15 +17,15 @@ from attrs import evolve
 from capture.core import config
 from capture.core.interrupts import is_interrupt, let_through
 from capture.engines.base import (
-    NOT_KNOWN_TO_MOVE,
+    NOTHING_KNOWN,
     Block,
     Input,
     LiftedNumbers,
-    Moving,
     Number,
     NumbersToLift,
     Recorded,
     Recording,
+    StateTensors,
 )
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.capture_graph import Capture, RefusedError, unbroken
@@ -113,15 +113,15 @@ class CudaBackend:
 
     def record(
         self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False,
-        moving: Moving = NOT_KNOWN_TO_MOVE, generators: Sequence[torch.Generator] = (),
+        state: StateTensors = NOTHING_KNOWN, generators: Sequence[torch.Generator] = (),
         expected: Expectation | None = None, may_break: bool = False, schedule: bool = False,
     ) -> Recorded:  # fmt: skip
         """Capture the body once. Nothing has happened until the graph is replayed; with ``undo`` it is not."""
-        options = (undo, moving, generators, expected, may_break, schedule)
+        options = (undo, state, generators, expected, may_break, schedule)
         return unbroken(pool, self._record, (pool, call, inputs, *options))
 
     def _record(
-        self, pool: CudaPool, call: Call, inputs: Sequence[Input], undo: bool, moving: Moving,
+        self, pool: CudaPool, call: Call, inputs: Sequence[Input], undo: bool, state: StateTensors,
         generators: Sequence[torch.Generator], expected: Expectation | None, may_break: bool, schedule: bool,
     ) -> Recorded:  # fmt: skip
         begin = time.perf_counter()
@@ -132,11 +132,11 @@ class CudaBackend:
         mine = [generator for generator in generators if generator.device in here]
         capture = Capture(pool, mine)
         generators_known = {generator_id(generator) for generator in (*mine, default_generator(self.device))}
-        follows = expected is not None and not moving.paths and not schedule and self._may_verify(pool, call)
+        follows = expected is not None and not state.moving and not schedule and self._may_verify(pool, call)
         run = SegmentRun(pool, capture, call) if self._may_break(pool, call, may_break=may_break) else None
         kind = functools.partial(MemoryRecorder, room=config.current().schedule_room) if schedule else GraphRecorder
         recorder = (
-            VerifyingRecorder(pool, expected) if expected and follows else kind(pool, generators_known, moving, run)
+            VerifyingRecorder(pool, expected) if expected and follows else kind(pool, generators_known, state, run)
         )
         recorder.differentiates = torch.is_grad_enabled() and not call.keeps_program
         staging, watched, failure = self._run(pool, capture, recorder, call, inputs, run)
@@ -255,7 +255,7 @@ class CudaBackend:
             make = functools.partial(CudaRecording, notes=recorder.notes())
         recording = make(
             pool, capture, copies, constants, tuple(inputs), draws=recorder.draws, kept=begins,
-            written=recorder.moving.written,
+            written=recorder.state_tensors.written,
         )  # fmt: skip
         try:
             begin = time.perf_counter()

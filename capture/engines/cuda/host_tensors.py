@@ -16,7 +16,7 @@ import torch
 from attrs import evolve
 
 from capture.core.data import frozen
-from capture.engines.base import Geometry, Moving
+from capture.engines.base import Geometry, StateTensors
 from capture.engines.cuda.capture_graph import RefusedError
 from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy, make_device_copy
 from capture.engines.cuda.pool import CudaPool
@@ -83,7 +83,7 @@ class Converted:
 class HostTensors:
     """CPU tensors of one recording. ``device_copies``: what has to be copied before a replay."""
 
-    def __init__(self, pool: CudaPool, arguments: list[tuple[str, Any]], before: Snapshot, moving: Moving) -> None:
+    def __init__(self, pool: CudaPool, arguments: list[tuple[str, Any]], before: Snapshot, state: StateTensors) -> None:
         self._pool = pool
         self._before = before
         self._positions: dict[int, tuple[int, torch.Tensor]] = {}
@@ -98,7 +98,7 @@ class HostTensors:
         self._halves: set[torch.dtype] = set()
         self.moving: dict[int, tuple[str, torch.Tensor]] = {}
         """Device tensors in Python state that are others in the next call, by ``id`` of their storage."""
-        for path in moving.paths:
+        for path in state.moving:
             value = before.sources[path][1] if path in before.sources else None
             if isinstance(value, torch.Tensor) and value.device == pool.device:
                 self._note_moving(path, value)
@@ -107,7 +107,7 @@ class HostTensors:
             source, value = owners[0]
             if (
                 key not in argument_storages
-                and moving.written.isdisjoint(owner.path for owner, _ in owners)
+                and state.written.isdisjoint(owner.path for owner, _ in owners)
                 and value.device == pool.device
                 and value.numel()
                 and pool.knows(value.data_ptr())

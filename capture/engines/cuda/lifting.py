@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from capture.core.data import define
 from capture.core.interrupts import let_through
-from capture.engines.base import Moving, Number, NumbersToLift, Refusal
+from capture.engines.base import Number, NumbersToLift, Refusal, StateTensors
 from capture.engines.cuda import graph_edges, kernel_params
 from capture.engines.cuda.calibrate import CalibrationSetup, capture_again
 from capture.engines.cuda.kernel_params import BytesWriter, GraphNode
@@ -99,11 +99,11 @@ class NumberRecorder(GraphRecorder):
     """A recorder that notes which operators get these numbers, and the nodes that they launch."""
 
     def __init__(
-        self, pool: CudaPool, registered: set[int], moving: Moving, numbers: Sequence[Number], filling: int
+        self, pool: CudaPool, registered: set[int], state: StateTensors, numbers: Sequence[Number], filling: int
     ) -> None:  # fmt: skip
         """``filling``: what operators find on the stack where they write nothing. Without that it would be what was
         there last, numbers and their texts among it, which differs from capture to capture as numbers do."""
-        super().__init__(pool, registered, moving)
+        super().__init__(pool, registered, state)
         self._filling = filling
         self._numbers = {(type(number), number): at for at, number in reversed(list(enumerate(numbers)))}
         self.uses: list[NumberUse] = []
@@ -241,7 +241,7 @@ def _alike(used: Sequence[int], samples: Sequence[NumberSample]) -> list[tuple[i
 def _recorder(
     pool: CudaPool, made: CalibrationSetup, values: Sequence[Number], filling: int, registered: set[int]
 ) -> NumberRecorder:  # fmt: skip
-    return NumberRecorder(pool, registered, made.moving, values, filling)
+    return NumberRecorder(pool, registered, made.state, values, filling)
 
 
 def _read(

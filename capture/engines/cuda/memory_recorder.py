@@ -76,7 +76,7 @@ class MemoryRecorder(GraphRecorder):
         self._note_deaths()
         lives = [Lifetime(one.begin, one.end, one.born, one.died) for one in (*self._gone, *self._lives.values())]
         unsuited = self._unsuited
-        if unsuited is None and (self.moving.paths or self.device_copies()):
+        if unsuited is None and (self.state_tensors.moving or self.device_copies()):
             unsuited = "tensors are copied to the device before every replay"
         return MemoryNotes(self._operators, lives, unsuited)
 

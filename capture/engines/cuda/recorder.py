@@ -15,7 +15,7 @@ import torch
 from typing_extensions import override
 
 from capture.core.facts import CodeLocation
-from capture.engines.base import Moving
+from capture.engines.base import StateTensors
 from capture.engines.cuda.capture_graph import RefusedError
 from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy
 from capture.engines.cuda.driver import node_counter
@@ -55,11 +55,11 @@ class GraphRecorder(ObserveMode):
     executes = False
 
     def __init__(
-        self, pool: CudaPool, registered: set[int], moving: Moving, segments: SegmentRun | None = None
+        self, pool: CudaPool, registered: set[int], state: StateTensors, segments: SegmentRun | None = None
     ) -> None:  # fmt: skip
         super().__init__()
         self._segments = segments
-        self._pool, self._registered, self.moving = pool, registered, moving
+        self._pool, self._registered, self.state_tensors = pool, registered, state
         self.device = pool.device
         self._host: HostTensors | None = None
         self._count = node_counter(pool.stream)
@@ -79,7 +79,7 @@ class GraphRecorder(ObserveMode):
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
         super().begin(arguments)
         self._nodes = self._count() if self._count is not None else 0
-        self._host = HostTensors(self._pool, arguments, self.before, self.moving)
+        self._host = HostTensors(self._pool, arguments, self.before, self.state_tensors)
         if self._segments is not None:
             self._segments.begin(self.before)
 

@@ -13,7 +13,7 @@ import torch
 
 from capture.core import config
 from capture.core.schedule import Schedule
-from capture.engines.base import Block, BoundInput, Input, Move, Moving, NumbersToLift, OwnedOutput, Refusal
+from capture.engines.base import Block, BoundInput, Input, Move, NumbersToLift, OwnedOutput, Refusal, StateTensors
 from capture.engines.copy_out import OutputCopies
 from capture.engines.cuda import graph_edges, kernel_params
 from capture.engines.cuda.address_table import AddressTable
@@ -416,9 +416,9 @@ class CudaRecording:
 
     def _made(self) -> CalibrationSetup:
         added = frozenset(self._graph_copies.nodes() if self._graph_copies is not None else ())
-        moving = Moving(self.copied_paths, self._written_state)
+        state = StateTensors(self.copied_paths, self._written_state)
         memory: list[DeviceCopy | DeviceConstant] = [*self._input_copies.device_copies, *self._constants]
-        return CalibrationSetup(self._inputs, moving, memory, added, self._unread)
+        return CalibrationSetup(self._inputs, state, memory, added, self._unread)
 
     def lift(self, numbers: NumbersToLift) -> GraphNumbers | str:
         """See ``Backend.lift``. Further captures tell where the numbers are."""

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from capture.core.data import define
 from capture.core.facts import Drift, SequenceChange
-from capture.engines.base import NOT_KNOWN_TO_MOVE
+from capture.engines.base import NOTHING_KNOWN
 from capture.engines.cuda.capture_graph import RefusedError
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.recorder import GraphRecorder
@@ -71,7 +71,7 @@ class VerifyingRecorder(GraphRecorder):
     notes_code = False
 
     def __init__(self, pool: CudaPool, expected: Expectation) -> None:
-        super().__init__(pool, set(), NOT_KNOWN_TO_MOVE)
+        super().__init__(pool, set(), NOTHING_KNOWN)
         self.expected = expected
         self.difference: str | None = None
         """What was not as in the watched run."""

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from capture import capture
 from capture.api.inspect import state_of
-from capture.engines.base import NOT_KNOWN_TO_MOVE
+from capture.engines.base import NOTHING_KNOWN
 from capture.engines.cuda import graph_edges, kernel_params, recorder, scheduling
 from capture.engines.cuda.address_inference import NodeParameters
 from capture.engines.cuda.memory_recorder import MemoryNotes, MemoryRecorder
@@ -71,7 +71,7 @@ class Counting(MemoryRecorder):
     """A recorder that counts a node for each operator that makes no view, and can keep the calls."""
 
     def __init__(self, room: int, *, keeps: bool) -> None:
-        super().__init__(Pool(), set(), NOT_KNOWN_TO_MOVE, None, room=room)
+        super().__init__(Pool(), set(), NOTHING_KNOWN, None, room=room)
         self.nodes = 0
         self.keeps = keeps
         self.ran: list[Ran] = []
