@@ -57,8 +57,7 @@ def noting_math(noting: Noting, run: Callable[[], Result]) -> Result:
         put_back()
         return result
 
-    found: Result = guarded(replaced, (), put_back)
-    return found
+    return guarded(replaced, (), put_back)
 
 
 class _OfFloat(type):

@@ -37,8 +37,7 @@ def holding(call: Call, given: Mapping[int, Number], run: Callable[[], Result]) 
         put_back()
         return found
 
-    found: Result = guarded(held, (), put_back)
-    return found
+    return guarded(held, (), put_back)
 
 
 def watched_with(captured: Captured, call: Call, given: Mapping[int, Number]) -> tuple[ObservedRun, DescribedRun]:

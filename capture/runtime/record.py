@@ -50,7 +50,7 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
     communicates = entry.plan is not None and bool(entry.plan.collectives)
     attempt = record_failure.Attempt(captured, call, tree, undo, communicates)
     try:
-        reply: Reply = guarded(_attempted, (attempt, entry, pattern), attempt.mend)
+        reply = guarded(_attempted, (attempt, entry, pattern), attempt.mend)
     except BaseException as error:
         if (isinstance(error, Exception) and not is_interrupt(error)) or not attempt.is_to_be_completed:
             raise

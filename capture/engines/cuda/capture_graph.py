@@ -40,8 +40,7 @@ def unbroken(pool: CudaPool, run: Callable[..., T], arguments: tuple[Any, ...]) 
         torch.cuda.set_stream(stream)  # which makes its device the current one
         torch.cuda.set_device(device)
 
-    result: T = guarded(run, arguments, mend)
-    return result
+    return guarded(run, arguments, mend)
 
 
 class Capture:
