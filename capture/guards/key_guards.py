@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from capture.guards.guard import Guard, Referent
-from capture.key.code_names import MISSING, SMALL, NamedSource
+from capture.key.code_names import MISSING, SMALL, NamedSource, is_by_value
 from capture.key.left_objects import Left
 from capture.key.numpy_arrays import FROZEN, is_array_type
 from capture.key.pytree import PLAIN_TYPES
@@ -45,7 +45,7 @@ def _guards_on(value: Any, source: Source) -> list[Guard] | None:
     kind = type(value)
     if kind in SAME or (kind is tuple and all(type(member) in SAME for member in value)):
         return [Guard("value", source, value)]
-    if kind in (list, dict):
+    if is_by_value(value):
         guards = [Guard("value", source, value)]
         if len(value) > SMALL:  # the key has its identity
             return guards

@@ -14,6 +14,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from capture.key.tensor_kind import PLAIN_TYPES
 from capture.native import native
 
 HEAP, IMMUTABLE = 1 << 9, 1 << 8
@@ -30,6 +31,7 @@ class _Missing:
 
 
 MISSING = _Missing()
+_MOST_PLACES = 64  # as many members of a container as the key has by value
 Slot = types.MemberDescriptorType
 PROXIES = frozenset(weakref.ProxyTypes)
 
@@ -165,10 +167,23 @@ def item_of(container: Any, name: Any) -> Any:
     return plain_class(container).__getitem__(container, name)
 
 
+def has_places(container: deque[Any]) -> bool:
+    """Whether each member of a deque has a place, as in a list: in a window of frames, for one. Of numbers alone, and
+    of very many members, all are compared as a whole: an append to a full deque moves each of them."""
+    members = deque.__len__(container)
+    return members <= _MOST_PLACES and not all(type(one) in PLAIN_TYPES for one in deque.__iter__(container))
+
+
+def is_unordered(container: Any) -> bool:
+    """Whether it is a set, or a deque whose members have no places."""
+    kind = type(container)
+    return issubclass(kind, (set, frozenset)) or (issubclass(kind, deque) and not has_places(container))
+
+
 def keys_of(container: Any) -> tuple[Any, ...]:
-    """Keys of a dict, members of a set or a deque, positions of a list or a tuple; of a class that Python code derived,
-    as Python's own class has them."""
+    """Keys of a dict, members of a set or of a deque without places, positions of a list, a tuple and another deque; of
+    a class that Python code derived, as Python's own class has them."""
     plain = plain_class(container)
-    if issubclass(type(container), (dict, set, frozenset, deque)):
+    if issubclass(type(container), dict) or is_unordered(container):
         return tuple(plain.__iter__(container))
     return tuple(range(plain.__len__(container)))

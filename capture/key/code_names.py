@@ -13,6 +13,7 @@ import itertools
 import sys
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from capture.key.attributes import MISSING as MISSING
 from capture.key.attributes import (
     PROXIES,
     dict_of,
+    has_places,
     is_descriptor,
     keeper_of,
     own_value,
@@ -266,14 +268,20 @@ def _value_along(value: Any, attributes: tuple[str, ...]) -> Any:
     return value
 
 
+def is_by_value(container: Any) -> bool:
+    """Whether it is a container that a key has by its members, where they are few."""
+    kind = type(container)
+    return kind is list or kind is dict or (kind is deque and has_places(container))
+
+
 def part_of(
     value: Any, *, limit: int | None = SMALL, above: tuple[int, ...] = (), is_left: bool = False
 ) -> Any:  # fmt: skip
     """The key's part for one Python value: plain ones and tuples by value, others by identity.
 
-    Lists and dicts of at most ``limit`` members by value too, since they may be changed in place. ``above``: ``id`` of
-    the containers that this one is in, which may be itself. ``is_left``: the body leaves other objects there, which are
-    told by what they hold.
+    Lists, dicts and deques of at most ``limit`` members by value too, since they may be changed in place. ``above``:
+    ``id`` of the containers that this one is in, which may be itself. ``is_left``: the body leaves other objects there,
+    which are told by what they hold.
     """
     kind = type(value)
     if kind is Left:
@@ -284,12 +292,12 @@ def part_of(
         return "tensor", value.requires_grad  # its address and metadata are checked as an implicit input
     if is_array_type(kind) or (kind in FROZEN and (limit is None or len(value) <= limit)):
         return content(value) or (kind, object())  # equal to nothing: the call runs eagerly
-    if issubclass(kind, tuple) or (kind in (list, dict) and (limit is None or len(value) <= limit)):
+    if issubclass(kind, tuple) or (is_by_value(value) and (limit is None or len(value) <= limit)):
         if id(value) in above:
             return (kind, above.index(id(value)))
         members: Iterable[Any] = value.items() if issubclass(type(value), dict) else plain_class(value).__iter__(value)
-        above = (*above, id(value))
-        return (kind, *[part_of(member, limit=limit, above=above, is_left=is_left) for member in members])
+        above, most = (*above, id(value)), [value.maxlen] if kind is deque else []
+        return (kind, *most, *[part_of(member, limit=limit, above=above, is_left=is_left) for member in members])
     if is_left:
         within = (*above, id(value))
         opened = content_of(value, above, lambda member: part_of(member, limit=limit, above=within, is_left=True))

@@ -47,14 +47,14 @@ def changes(before: Snapshot) -> list[Change]:
             differences.extend(_new_attributes(before, source, holder))
     replaced = {id(change.source) for change in differences}
     for source, container, members in before.members:
-        now = keys_of(container)
+        now = _keys_now(before, source, container, members)
         if id(source) in replaced or (id(container) in filled and source.path in before.rebuilt):
             if id(container) in filled or (
-                issubclass(type(container), (set, deque)) and not _same_members(now, members)
+                _had_no_places(before, source, container, members) and not _same_members(now, members)
             ):
                 before.dropped.add(source.path)
             continue  # if it has other members, another container is in its place
-        if not _same_members(now, members):
+        if not _same_members(now, members) or _has_moved(before, source, container, members):
             differences.extend(_new_members(source, container, members, now))
     return differences + _by_name(before) + _of_tensors(before) + _contents(before)
 
@@ -106,12 +106,16 @@ def _filled(before: Snapshot) -> dict[int, Any]:
     """By ``id`` of a list or dict whose members changed: a copy with the former members."""
     former: dict[int, Any] = {}
     for source, container, members in before.members:
-        if issubclass(type(container), (list, dict)) and not _same_members(keys_of(container), members):
+        if not issubclass(type(container), (list, dict, deque)):
+            continue
+        if not _same_members(_keys_now(before, source, container, members), members):
             paths = member_paths(source, container, members)
             if all(path in before.sources for path in paths):  # else it has members that the walk did not look at
                 values: Any = [before.sources[path][1] for path in paths]
                 if issubclass(type(container), dict):
                     values = dict(zip(members, values, strict=True))
+                elif issubclass(type(container), deque):
+                    values = deque(values)
                 former[id(container)] = values
     return former
 
@@ -120,7 +124,7 @@ def content_before(before: Snapshot, container: Any) -> tuple[tuple[Any, ...], l
     """Keys or positions, and members, of a container of the snapshot. None if the walk did not look at all of them."""
     for source, held, members in before.members:
         if held is container:
-            if issubclass(type(container), (set, frozenset, deque)):
+            if _had_no_places(before, source, container, members):
                 return members, list(members)
             paths = member_paths(source, container, members)
             all_known = all(path in before.sources for path in paths)
@@ -207,19 +211,47 @@ def restore(before: Snapshot, changed: list[Change]) -> None:
             change.source.set(change.before)
 
 
+def _keys_now(before: Snapshot, source: Source, container: Any, members: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Its keys, as the snapshot has those of before. What a deque holds now may have places where that had none."""
+    if not issubclass(type(container), deque):
+        return keys_of(container)
+    if _had_no_places(before, source, container, members):
+        return tuple(deque.__iter__(container))
+    return tuple(range(deque.__len__(container)))
+
+
+def _had_no_places(before: Snapshot, source: Source, container: Any, members: tuple[Any, ...]) -> bool:
+    """Whether it is a set, or a deque whose members the snapshot has as a whole."""
+    if issubclass(type(container), deque):
+        return any(path not in before.sources for path in member_paths(source, container, members))
+    return issubclass(type(container), (set, frozenset))
+
+
 def _restore_members(before: Snapshot, change: Change) -> None:
     for source, container, members in before.members:
         if source is change.source:
             _put_members(before, source, container, members)
 
 
+def _has_moved(before: Snapshot, source: Source, container: Any, members: tuple[Any, ...]) -> bool:
+    """Whether a deque has as many members as before, and others: an append to a full one changes all its places, but
+    is one change."""
+    if not issubclass(type(container), deque) or _had_no_places(before, source, container, members):
+        return False
+    held = [before.sources[path][1] for path in member_paths(source, container, members)]
+    return not all(one is was for one, was in zip(deque.__iter__(container), held, strict=True))
+
+
 def _put_members(before: Snapshot, source: Source, container: Any, members: tuple[Any, ...]) -> None:
-    if issubclass(type(container), (set, deque)):  # its members have no places
+    if _had_no_places(before, source, container, members):
         container.clear()
         (container.update if issubclass(type(container), set) else container.extend)(members)
         return
     values = [before.sources[path][1] for path in member_paths(source, container, members)]
-    if issubclass(type(container), list):
+    if issubclass(type(container), deque):
+        container.clear()
+        container.extend(values)
+    elif issubclass(type(container), list):
         container[:] = values
     elif issubclass(type(container), dict):
         container.clear()

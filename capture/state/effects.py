@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from attrs import evolve, field
@@ -121,8 +121,11 @@ def classified(
         return list(changes)
     uses = uses_of_names(ran) if ran is not None else UsesOfNames(is_computed=True)
     effects, covered = [], set[int]()
+    by_place = {id(change.source.holder) for change in changes if change.source.kind == "item"}
     for change in changes:
         if change.container and (members := _members(before, change, uses)) is not None:
+            if _is_told_by_places(members, by_place):
+                continue
             covered.add(id(members.container))
             change = evolve(change, members=members, after=members.new)
         effects.append(change)
@@ -322,6 +325,13 @@ def _members(before: Snapshot, change: Change, uses: UsesOfNames) -> Members | N
     made = Members(container, keys, tuple(old), tuple(dict.keys(container)) if is_dict else None, tuple(recipe), new)
     added = _added(container, old) if type(container) in _ORDERED and not uses.is_computed else []
     return evolve(made, new=added, is_free=True) if added and _is_only_grown(before, container, uses) else made
+
+
+def _is_told_by_places(members: Members, by_place: Set[int]) -> bool:
+    """Whether it is a deque of which as many places as before hold others, and more is done with it than to append."""
+    container = members.container
+    is_full = issubclass(type(container), deque) and len(members.recipe) == len(members.keys)
+    return is_full and not members.is_free and id(container) in by_place
 
 
 def _added(container: Any, old: Sequence[Any]) -> list[Any]:

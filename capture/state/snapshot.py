@@ -25,7 +25,7 @@ from attrs import field
 from capture.core.data import define, frozen
 from capture.core.interrupts import let_through
 from capture.key import numpy_arrays, pytree
-from capture.key.attributes import MISSING, PROXIES, dict_of, keys_of, names_of, slots_of
+from capture.key.attributes import MISSING, PROXIES, dict_of, is_unordered, keys_of, names_of, slots_of
 from capture.key.code_names import (
     globals_in,
     globals_stored,
@@ -630,7 +630,7 @@ def _container_sources(state: Snapshot, source: Source, value: Any) -> list[Sour
     keys = keys_of(value)
     if not issubclass(type(value), tuple):
         state.members.append((source, value, keys))
-    if issubclass(type(value), (set, frozenset, deque)):
+    if is_unordered(value):
         return []
     if issubclass(type(value), dict):
         names = [key if isinstance(key, str) else str(index) for index, key in enumerate(keys)]
