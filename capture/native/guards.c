@@ -79,6 +79,7 @@ typedef struct {
 } Arguments;
 
 static PyTypeObject GuardsType;
+static PyTypeObject *deque_type; /* collections.deque, for as long as the process lives */
 static PyObject *s_dict, *s_requires_grad;
 
 int is_guards(PyObject *one)
@@ -156,6 +157,8 @@ static PyObject *item_of(const Guard *guard)
             return NULL;
         return Py_NewRef(is_list ? PyList_GET_ITEM(holder, at) : PyTuple_GET_ITEM(holder, at));
     }
+    if (PyLong_CheckExact(guard->key) && PyObject_TypeCheck(holder, deque_type))
+        return deque_type->tp_as_sequence->sq_item(holder, PyLong_AsSsize_t(guard->key));
     if (PyDict_Check(holder) && !is_dict(holder))
         return Py_XNewRef(PyDict_GetItemWithError(holder, guard->key));
     if (!is_dict(holder))
@@ -1219,6 +1222,11 @@ int add_guards(PyObject *module)
     if (s_dict == NULL || s_requires_grad == NULL || PyType_Ready(&GuardsType) < 0)
         return -1;
     if (PyModule_AddFunctions(module, functions) < 0)
+        return -1;
+    PyObject *collections = PyImport_ImportModule("collections");
+    deque_type = collections == NULL ? NULL : (PyTypeObject *)PyObject_GetAttrString(collections, "deque");
+    Py_XDECREF(collections);
+    if (deque_type == NULL)
         return -1;
     stand_ins = PyDict_New(); /* for as long as the process lives */
     if (stand_ins == NULL || PyModule_AddObjectRef(module, "stand_ins", stand_ins) < 0)

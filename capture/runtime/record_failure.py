@@ -268,18 +268,9 @@ def _of_caller(source: Source, roots: dict[str, Any]) -> Source:
 
 
 def _put_members(container: Any, like: Any, theirs: dict[int, Any]) -> None:
-    if container is like or type(container) is not type(like):
-        return
-    if isinstance(container, list):
-        container[:] = [_with(theirs, member) for member in like]
-    elif isinstance(container, dict):
-        members = {key: _with(theirs, member) for key, member in like.items()}
-        container.clear()
-        container.update(members)
-    elif isinstance(container, (set, deque)):
-        others = list(like)
-        container.clear()
-        (container.update if isinstance(container, set) else container.extend)(others)
+    if container is not like and type(container) is type(like) and issubclass(type(like), (list, dict, set, deque)):
+        keys, values = effects.members_of(like)
+        effects.put_members(container, [_with(theirs, value) for value in values], keys)
 
 
 def _settle_shapes(call: Call, recorded: Recorded) -> None:

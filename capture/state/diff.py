@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from capture.key import pytree
-from capture.key.attributes import MISSING, keys_of, names_of
+from capture.key.attributes import MISSING, keys_of, names_of, plain_class
 from capture.key.code_names import same_value
 from capture.key.objects import closed_package
 from capture.key.pytree import PLAIN_TYPES
@@ -244,15 +245,27 @@ def _has_moved(before: Snapshot, source: Source, container: Any, members: tuple[
 
 def _put_members(before: Snapshot, source: Source, container: Any, members: tuple[Any, ...]) -> None:
     if _had_no_places(before, source, container, members):
-        container.clear()
-        (container.update if issubclass(type(container), set) else container.extend)(members)
+        put_members(container, members)
         return
     values = [before.sources[path][1] for path in member_paths(source, container, members)]
-    if issubclass(type(container), deque):
-        container.clear()
-        container.extend(values)
+    put_members(container, values, members)
+
+
+def put_members(container: Any, values: Sequence[Any], keys: Sequence[Any] | None = None) -> None:
+    """Give a container these members, by the methods of its built-in class: a user's class may do more in its own."""
+    if issubclass(type(container), dict):
+        assert keys is not None
+        items = list(zip(keys, values, strict=True))
+        base = plain_class(container)
+        if list(dict.keys(container)) != list(keys)[: len(container)]:
+            base.clear(container)
+        for key, value in items:
+            base.__setitem__(container, key, value)
     elif issubclass(type(container), list):
-        container[:] = values
-    elif issubclass(type(container), dict):
-        container.clear()
-        container.update(zip(members, values, strict=False))
+        list.__setitem__(container, slice(None), values)
+    elif issubclass(type(container), deque):
+        deque.clear(container)
+        deque.extend(container, values)
+    elif issubclass(type(container), set):
+        set.clear(container)
+        set.update(container, values)

@@ -23,6 +23,7 @@ from capture.key.pytree import PLAIN_TYPES
 from capture.state.amounts import Amounts
 from capture.state.code_run import CodeRun
 from capture.state.diff import content_before
+from capture.state.diff import put_members as put_members
 from capture.state.snapshot import Change, Members, Snapshot, place_key
 from capture.state.source import Source
 
@@ -360,26 +361,6 @@ def _added_of_new(now: list[Any], old: Sequence[Any], most: int) -> list[Any]:
 
 def _are_same(members: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(members) == len(others) and all(a is b for a, b in zip(members, others, strict=True))
-
-
-def put_members(container: Any, values: Sequence[Any], keys: Sequence[Any] | None = None) -> None:
-    """Give a container these members, by the methods of its built-in class: a user's class may do more in its own."""
-    if issubclass(type(container), dict):
-        assert keys is not None
-        items = list(zip(keys, values, strict=True))
-        base = plain_class(container)
-        if list(dict.keys(container)) != list(keys)[: len(container)]:
-            base.clear(container)
-        for key, value in items:
-            base.__setitem__(container, key, value)
-    elif issubclass(type(container), list):
-        list.__setitem__(container, slice(None), values)
-    elif issubclass(type(container), deque):
-        deque.clear(container)
-        deque.extend(container, values)
-    elif issubclass(type(container), set):
-        set.clear(container)
-        set.update(container, values)
 
 
 def put_at_end(container: Any, count: int, values: Sequence[Any]) -> None:
