@@ -35,5 +35,7 @@ def filled(template: Any, kind: type, tensor_of: Callable[[Any], torch.Tensor]) 
     if pytree.is_namedtuple(type(template)):
         return type(template)(*[filled(member, kind, tensor_of) for member in template])
     if type(template) in (tuple, list):
-        return type(template)([filled(member, kind, tensor_of) for member in template])
+        return type(template)([
+            tensor_of(member) if type(member) is kind else filled(member, kind, tensor_of) for member in template
+        ])  # fmt: skip
     return template

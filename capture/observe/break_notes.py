@@ -17,6 +17,7 @@ from capture.key.tensor_kind import ArraySteps
 from capture.key.tensor_meta import storage_of
 from capture.observe import host_values, islands, returned_value, source_location
 from capture.observe.operator_schema import read_text, traits
+from capture.observe.probes.host_reads import no_gradient_reads
 from capture.observe.probes.printing import LeavesTraceError
 from capture.observe.returned_value import Kept
 from capture.observe.run_notes import RunNotes
@@ -167,6 +168,7 @@ class BreakNotes(RunNotes):
         drawn = [generator for generator, _ in self._drawn.values()]
         return islands.perform(function, args, kwargs, generators=drawn, before=begin.before)
 
+    @no_gradient_reads()
     @subclasses.unseen
     def begin_island(
         self, begin: IslandBegin, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -15,7 +15,7 @@ import operator
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -64,12 +64,13 @@ class Place:
     """An attribute that the body gave another value before an island, as a backward pass does with ``grad``. Its object
     is not kept alive. No attrs class, as above."""
 
-    __slots__ = ("holder", "is_grad", "name", "path")
+    __slots__ = ("holder", "is_grad", "name", "parameter", "path")
 
     def __init__(self, source: Source) -> None:
         self.holder, self.name, self.path = lasting(source.holder), source.name, source.path
         self.is_grad = type(source.holder) in TENSOR_TYPES and source.name == "grad"
-        """Most are, and of those the plain way to it is the fastest."""
+        self.parameter = source.holder if self.is_grad and type(source.holder) is torch.nn.Parameter else None
+        """Of which it is the gradient. Most places are, and of those the plain way to it is the fastest."""
 
     def source(self) -> Source | None:
         """The source of the place now; None once the object is gone."""
@@ -105,26 +106,46 @@ class Before:
     @classmethod
     def now(cls, places: tuple[Place, ...]) -> Before:
         """The same places with their present values."""
-        return cls(places, tuple(place.get() for place in places))
+        return cls(places, tuple(_values_at(places)))
 
     @contextlib.contextmanager
     def put_out(self) -> Iterator[list[StateChange]]:
         """In the block it is so, and afterwards as it was. Gives, once that is over, places to which the island itself
         gave other values."""
         left: list[StateChange] = []
-        before = [place.get() for place in self.places]
+        before = _values_at(self.places)
         try:
-            for place, value, value_before in zip(self.places, self.values, before, strict=True):
-                if value is not value_before:
-                    place.put(value)
+            _put_at(self.places, self.values, before)
             yield left
         finally:
-            for place, value, value_before in zip(self.places, self.values, before, strict=True):
-                now = place.get()
-                if now is not value:
-                    left.append(StateChange(place, value_before, now))
-                elif value is not value_before:
-                    place.put(value_before)
+            now = _values_at(self.places)
+            if all(map(operator.is_, now, self.values)):
+                _put_at(self.places, before, now)
+            else:
+                self._put_what_stayed(before, now, left)
+
+    def _put_what_stayed(self, before: Sequence[Any], now: Sequence[Any], left: list[StateChange]) -> None:
+        for place, value, value_before, value_now in zip(self.places, self.values, before, now, strict=True):
+            if value_now is not value:
+                left.append(StateChange(place, value_before, value_now))
+            elif value is not value_before:
+                place.put(value_before)
+
+
+def _values_at(places: Iterable[Place]) -> list[Any]:
+    """Their present values."""
+    return [place.get() if (parameter := place.parameter) is None else parameter.grad for place in places]
+
+
+def _put_at(places: Iterable[Place], values: Iterable[Any], there: Iterable[Any]) -> None:
+    """Have these values there. ``there``: the present ones."""
+    for place, value, value_there in zip(places, values, there, strict=True):
+        if value is value_there:
+            continue
+        if (parameter := place.parameter) is None:
+            place.put(value)
+        else:
+            parameter.grad = value
 
 
 _NOTHING_BEFORE = Before()
@@ -290,7 +311,7 @@ def perform(
         answered.again(args, kwargs)
         return answered, answered.among(answered.given(args, kwargs))
     tensors = list(tensors_of((args, kwargs, before.values)))
-    versions = [version_of(tensor) for tensor in (*tensors, *beside)]
+    versions = _versions_of(tensors, beside)
     states = [generator.get_state() if keeps else None for generator in generators]
     begin, ran, made = time.perf_counter(), list[tuple[Any, BaseException | None]](), list[Outcome]()
     left: Sequence[StateChange] = ()
@@ -318,8 +339,8 @@ def perform(
             holders = _holders(ran[0][0])  # first: nothing else here has the result yet
             outcome = _outcome(function, ran[0][0], holders, tensors)
         ms = (time.perf_counter() - begin) * 1e3
-        written = [(at, tensor) for at, tensor in enumerate((*tensors, *beside)) if version_of(tensor) != versions[at]]
-        count = len(tensors)
+        now, count, seen = _versions_of(tensors, beside), len(tensors), (*tensors, *beside)
+        written = [(at, seen[at]) for at in range(len(seen)) if now[at] != versions[at]]
         made[:] = [
             evolve(
                 outcome,
@@ -352,6 +373,16 @@ def version_of(tensor: torch.Tensor) -> int | str:
     """A value that changes when the tensor is written: its version counter, or, as tensors of inference mode have none,
     a digest of its contents."""
     return digest(tensor) if tensor.is_inference() else tensor._version
+
+
+def _versions_of(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[int | str]:
+    try:
+        return [*map(_version, tensors), *map(_version, others)]
+    except RuntimeError:  # tensors of inference mode have none
+        return [version_of(tensor) for tensor in (*tensors, *others)]
+
+
+_version = operator.attrgetter("_version")
 
 
 def name_of(function: Callable[..., Any]) -> str:

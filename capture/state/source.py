@@ -128,6 +128,8 @@ class Source:
                 return table.get(self.name, MISSING)
         elif self.kind == "item" and type(value) is dict and type(self.name) is str:
             return value.get(self.name, MISSING)
+        elif self.kind == "item" and type(value) is list and type(self.name) is int:
+            return value[self.name] if 0 <= self.name < len(value) else MISSING
         return self.among(value).get()
 
     def among(self, value: Any) -> Source:

@@ -61,7 +61,7 @@ def plan_outputs(
     structures = _structures(result, leaves, changes, callers)
     skeleton = structures.skeleton(result)
     afters = [None if change.amount is not None else structures.skeleton(change.after) for change in changes]
-    slots = tuple(map(slot_of_change, changes, afters, itertools.repeat(structures.former)))
+    slots = tuple(map(slot_of_change, changes, afters, itertools.repeat(structures.former), itertools.repeat({})))
     made = tuple(
         OutputGroup(block, tuple(p), tuple(g), tuple(leaves[at].path for at in p)) for block, p, g in groups.values()
     )

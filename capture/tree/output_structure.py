@@ -96,10 +96,12 @@ class EffectSlot:
         """``self.last`` and the like."""
         return self.steps[-1].path
 
-    @property
-    def is_gradient(self) -> bool:
-        """Whether it puts the gradient of a tensor, which is on the way to no other place."""
-        return self.steps[-1].kind == "attribute" and self.steps[-1].name == "grad"
+    is_gradient: bool = field(init=False)
+    """It puts the gradient of a tensor, which is on the way to no other place."""
+
+    def __attrs_post_init__(self) -> None:
+        last = self.steps[-1]
+        object.__setattr__(self, "is_gradient", last.kind == "attribute" and last.name == "grad")
 
     def at(self, named_values: Callable[[], dict[str, Any]], holders: dict[int, Any] | None = None) -> Source:
         """The place among this call's objects. ``holders``: objects on the way to places, by ``id`` of their source;
@@ -229,31 +231,40 @@ class OwnContainer:
         return self._slot.at(named_values).get()
 
 
-def slot_of_change(change: Change, skeleton: Any, former: Mapping[int, Any]) -> EffectSlot:
-    """The place of a change, and how it is made again. ``former``: see ``effect_slot``."""
+def slot_of_change(
+    change: Change, skeleton: Any, former: Mapping[int, Any], steps: dict[int, Source]
+) -> EffectSlot:  # fmt: skip
+    """The place of a change, and how it is made again. ``former``, ``steps``: see ``effect_slot``."""
     members = change.members
     made = None if members is None else MembersMade(members.keys_now, members.recipe, members.is_free)
-    slot = effect_slot(change.source, skeleton, former)
+    slot = effect_slot(change.source, skeleton, former, steps)
     return evolve(slot, amount=change.amount, members=made, adds=change.adds_read)
 
 
-def effect_slot(source: Source, skeleton: Any, former: Mapping[int, Any]) -> EffectSlot:
+def effect_slot(
+    source: Source, skeleton: Any, former: Mapping[int, Any], steps: dict[int, Source] | None = None
+) -> EffectSlot:  # fmt: skip
     """The way to a place begins at the receiver or an argument, by name, as those belong to the caller. Where a step of
     it leads elsewhere than to the very object that was met there, as from a module to a hook, the way begins at that
-    object. ``former``: what the body replaced, by ``id`` of the source."""
+    object. ``former``: what the body replaced, by ``id`` of the source. ``steps``: those made so far, by ``id`` of the
+    source, for slots whose ways begin alike: what a replay meets on one it need not look up for the others."""
+    steps = {} if steps is None else steps
     chain = list(source.chain())[::-1]
     begin = 0
     for number in range(1, len(chain)):
         if not _leads_on(chain[number - 1], chain[number], former):
             begin = number
-    first, below = chain[begin], tuple(step.among(None) for step in chain[begin + 1 :])
+    for one in chain[begin:]:
+        if id(one) not in steps:
+            steps[id(one)] = one.among(None)
+    first, below = chain[begin], tuple([steps[id(step)] for step in chain[begin + 1 :]])
     if begin == 0 and first.kind == "root" and not below and first.path != "function":
-        return EffectSlot(skeleton, first.path, (first.among(None),))
+        return EffectSlot(skeleton, first.path, (steps[id(first)],))
     if begin == 0 and first.kind == "root" and below and first.path != "function":
         return EffectSlot(skeleton, first.path, below)
     if first.kind == "root" and below:
         return EffectSlot(skeleton, None, below, _weakly(first.holder))
-    return EffectSlot(skeleton, None, (first.among(None), *below), _weakly(first.holder))
+    return EffectSlot(skeleton, None, (steps[id(first)], *below), _weakly(first.holder))
 
 
 def _leads_on(above: Source, below: Source, former: Mapping[int, Any]) -> bool:

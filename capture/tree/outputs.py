@@ -387,6 +387,10 @@ class OutputPlan:
                 self.places[number] = None
         for number in groups:
             group, shared = self.groups[number], self.shared_storages[number]
+            found = self.places[number] if number in self.owned and not self.inference else None
+            if isinstance(found, torch.Tensor) and self.live[number] is None:  # so are the gradients of a step
+                values[group.positions[0]], self.places[number] = found, None
+                continue
             if number in self.owned:
                 tensors = self._taken(number)
             elif shared is not None:
@@ -424,8 +428,11 @@ class OutputPlan:
         ]  # former values, of which there are none yet
         holders: dict[int, Any] = {}
         for effect, value in zip(effects, filled, strict=True):
-            if holders and not effect.is_gradient:
+            if not effect.is_gradient:
                 holders.clear()  # it may be on the way to others
+            elif not begun:
+                effect.put_back(named_values, value, holders)
+                continue
             effect.apply(named_values, value, begun, holders)
         return result
 

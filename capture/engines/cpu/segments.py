@@ -78,8 +78,8 @@ class SegmentedTape(Tape):
         changed before. The step has the arguments, and what these places held."""
         self._places: dict[int, tuple[TapeMemory, Geometry]] = {}
         """Memory and geometry of each register, by its number."""
-        self._builders: dict[int, Callable[[], torch.Tensor]] = {}
-        """What makes the first tensor that an island gets on each of the tape's blocks, by its number."""
+        self._builders: dict[int, tuple[Block, Callable[[], torch.Tensor]]] = {}
+        """The tape's blocks, by their numbers, and what makes the first tensor that an island gets on each."""
         self._given_to: dict[int, list[tuple[TapeMemory, list[int]]]] = {}
         """By number of the break, the registers that an island gets."""
         self._expected: dict[int, Any] = {}
@@ -344,14 +344,15 @@ class SegmentedTape(Tape):
             if root.kind == "static":  # memory of the caller
                 tensors.update((at, self.registers[at]) for at in numbers)
             elif root.kind == "block":
-                assert root.storage is not None
-                block = Block(root.storage.data_ptr(), root.storage.nbytes())
-                geometries = [self._places[at][1] for at in numbers]
                 if root.number not in self._builders:
-                    self._builders[root.number] = self.arena.builder(block, geometries[0])
-                first = tensors[numbers[0]] = self._builders[root.number]()
+                    assert root.storage is not None
+                    block = Block(root.storage.data_ptr(), root.storage.nbytes())
+                    self._builders[root.number] = block, self.arena.builder(block, self._places[numbers[0]][1])
+                block, build = self._builders[root.number]
+                first = tensors[numbers[0]] = build()
                 if len(numbers) > 1:
-                    tensors.update(zip(numbers[1:], views_of(first, geometries[1:]), strict=True))
+                    views = views_of(first, [self._places[at][1] for at in numbers[1:]])
+                    tensors.update(zip(numbers[1:], views, strict=True))
                 lent.append((block, first.untyped_storage()))
             else:
                 tensors.update((at, self.registers[at].clone()) for at in numbers)
