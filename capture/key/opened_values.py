@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import weakref
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -42,7 +43,14 @@ class _Opening:
 
     left_out: Collection[LeftOut]
     found: list[Any] = field(factory=list)
-    met: set[int] = field(factory=set)
+    met: dict[int, int] = field(factory=dict)
+    """By ``id``, the number of each object that counts once, in the order in which C meets them."""
+
+    def meet(self, value: Any) -> None:
+        """It is met for the first time."""
+        if id(value) in self.met or len(self.met) == _MOST_CONTAINERS:
+            raise _NotInC
+        self.met[id(value)] = len(self.met)
 
 
 def opened_values(
@@ -62,27 +70,34 @@ def opened_values(
 
 
 def _node(value: Any, opening: _Opening) -> Opened:
-    kind, met = type(value), opening.met
+    kind = type(value)
     if kind in _LEAVES:
         opening.found.append(value)
         return None
     if kind in pytree.CHANGEABLE:
-        if id(value) in met or len(met) == _MOST_CONTAINERS:
-            raise _NotInC
-        met.add(id(value))
+        opening.meet(value)
+    if kind is weakref.ref:
+        return (kind, _number_of(value(), opening), None, None, None, False)
     if kind in (tuple, list) or (pytree.is_namedtuple(kind) and not pytree.is_registered(kind)):
         members = [_member(value, ("item", at), member, opening) for at, member in enumerate(value)]
         return (kind, tuple(members), None, None, None, kind is list)
     if kind in (dict, defaultdict):
         return (kind, None, _part(value, "item", value.items(), opening), None, None, True)
-    if is_told_by_identity(value):
+    if issubclass(kind, (type, enum.Enum)) or is_told_by_identity(value):
         opening.found.append(_by_id(value))
         return None
     is_object = pytree.is_object(kind) and objects.is_plain(kind) and not pytree.is_registered(kind)
-    if not is_object or id(value) in met or objects.is_own_dict(value) or _has_class_defaults(value):
+    if not is_object or objects.is_own_dict(value) or _has_class_defaults(value):
         raise _NotInC
-    met.add(id(value))
+    opening.meet(value)
     return _object_node(value, opening)
+
+
+def _number_of(value: Any, opening: _Opening) -> int:
+    """Of what a weak reference refers to, which was met, as an object is that its parts lead back to."""
+    if id(value) not in opening.met:
+        raise _NotInC
+    return opening.met[id(value)]
 
 
 def _member(holder: Any, name: Any, member: Any, opening: _Opening) -> Opened:
@@ -119,10 +134,15 @@ def _object_node(value: Any, opening: _Opening) -> Opened:
 
 def _part(holder: Any, kind: str, pairs: Iterable[tuple[Any, Any]], opening: _Opening) -> tuple[Any, Any]:
     pairs = list(pairs)
-    if not all(type(name) in PLAIN_TYPES for name, _ in pairs):
+    if not all(_is_plain(name) for name, _ in pairs):
         raise _NotInC
     nodes = [_member(holder, (kind, name), member, opening) for name, member in pairs]
     return tuple([name for name, _ in pairs]), tuple(nodes)
+
+
+def _is_plain(name: Any) -> bool:
+    """Whether C compares it by value, as the types of an edge of a graph."""
+    return all(map(_is_plain, name)) if type(name) is tuple else type(name) in PLAIN_TYPES
 
 
 def _slots(value: Any, there: dict[Any, Any], opening: _Opening) -> tuple[Any, Any] | None:

@@ -14,7 +14,7 @@ from capture.native.dict_watchers import trust
 
 MISS: Any = object()
 """Returned by a fast path for a call that it does not fit: the general way has to be taken."""
-_VERSION = 53
+_VERSION = 54
 MOST_VALUES = 512  # values in one call that a fast path takes (``native.h``)
 MOST_PATHS = 32  # paths of one function that C tries in turn (``fast_paths.c``)
 _BUILD = "`pip install --no-build-isolation --force-reinstall --no-deps torch-capture`"

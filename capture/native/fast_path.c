@@ -38,6 +38,8 @@ typedef struct {
     PyObject *tree_key;    /* such a key */
     PyObject *constants;   /* tuple: a value, or MISS in the place of a tensor; of opened values where there are nodes */
     PyObject *nodes;       /* how containers among the values are opened, see ``opened.c``; or None */
+    PyObject *names;       /* tuple: for each tensor a frozenset of the names of its attributes, or None for one that has
+                              none; or None where no tensor has some */
     Steps steps;           /* holds references, too */
     Py_ssize_t least, most; /* values that a call may give: the others are defaults */
     Placed *placed;        /* one for each tensor */
@@ -202,7 +204,9 @@ static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uin
     int trusted = trusted_hold(&self->trusted, tensors, addresses);
     int same = trusted < 0 ? -1 : are_alike(self, tensors, addresses, trusted);
     for (Py_ssize_t i = 0; same > 0 && i < count; i++)
-        same = is_bare(tensors[i]); /* the key has the names of attributes */
+        same = self->names == Py_None || PyTuple_GET_ITEM(self->names, i) == Py_None
+                   ? is_bare(tensors[i])
+                   : has_attributes(tensors[i], PyTuple_GET_ITEM(self->names, i));
     if (same > 0 && self->shares)
         same = share_alike(self, tensors, addresses);
     if (same > 0)
@@ -422,7 +426,7 @@ static PyMethodDef methods[] = {
 #define OBJECTS(X) \
     X(modes) X(defaults_of) X(defaults) X(in_capture) X(all.check) X(guards) X(receiver) X(kind) \
     X(in_use) X(trees) X(tree_key) \
-    X(constants) X(nodes) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
+    X(constants) X(nodes) X(names) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
     X(steps.counters) X(steps.marks) X(steps.replay) X(steps.ready) X(steps.attach) X(steps.tell) X(steps.raised)
 
 static int path_traverse(PyObject *object, visitproc visit, void *arg)
@@ -495,22 +499,34 @@ static int set_tensors(
     return 0;
 }
 
+/* A frozenset, or None, for each of so many tensors; or None for all: 1, 0. */
+static int are_names(PyObject *names, Py_ssize_t count)
+{
+    if (names == Py_None)
+        return 1;
+    int are = PyTuple_Check(names) && PyTuple_GET_SIZE(names) == count;
+    for (Py_ssize_t i = 0; are && i < count; i++)
+        are = PyTuple_GET_ITEM(names, i) == Py_None || PyFrozenSet_CheckExact(PyTuple_GET_ITEM(names, i));
+    return are;
+}
+
 static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
         "guards", "receiver", "kind", "in_use", "trees", "tree", "counters", "marks",
-        "replay", "ready", "constants", "nodes", "alignments", "leading", "spans", "order", "shared", "least", "most", "verifies", "attach",
+        "replay", "ready", "constants", "nodes", "names", "alignments", "leading", "spans", "order", "shared", "least", "most", "verifies", "attach",
         "tell", "raised", "others", "static", NULL};
     FastPath given = {0};
     Steps *steps = &given.steps;
     PyObject *alignments, *leading, *spans, *order, *shared, *others, *is_static;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!OO!O!O!O!O!nnpOOOOO!", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!OOO!O!O!O!O!nnpOOOOO!", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
             &given.in_capture, &given.all.check, &given.guards, &given.receiver,
             &given.kind, &given.in_use, &PyDict_Type, &given.trees, &given.tree_key, &steps->counters,
             &steps->marks, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants, &given.nodes,
+            &given.names,
             &PyTuple_Type, &alignments,
             &PyTuple_Type, &leading, &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most,
             &steps->verifies, &steps->attach, &steps->tell, &steps->raised, &others, &PyTuple_Type, &is_static))
@@ -525,7 +541,7 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (opened > MOST_VALUES || given.steps.count > MOST_VALUES || given.steps.tensors > opened ||
         given.most > given.steps.count || PyTuple_GET_SIZE(spans) != given.steps.tensors ||
         PyTuple_GET_SIZE(leading) != given.steps.tensors || PyTuple_GET_SIZE(is_static) != given.steps.tensors ||
-        !is_modes(given.modes) ||
+        !is_modes(given.modes) || !are_names(given.names, given.steps.tensors) ||
         (given.guards != Py_None && !is_guards(given.guards)) ||
         (given.receiver != Py_None && !PyWeakref_Check(given.receiver)) ||
         (given.defaults_of != Py_None && !PyFunction_Check(given.defaults_of))) {

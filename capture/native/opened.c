@@ -3,7 +3,8 @@
    The expected form of a call has a node for each of its values: None for a value outside of containers,
    else ``(class, members, items, slots, attributes, is_object)``. ``members`` are the nodes of a tuple's or a list's
    members; the others are ``(names, nodes)``, of a dict by its keys in their order, of slots by their descriptors, of a
-   ``__dict__`` by its names in their order; or None. Nothing of users' classes runs. */
+   ``__dict__`` by its names in their order; or None. The members of a weak reference are the number of the object that
+   it refers to, among those that were met. Nothing of users' classes runs. */
 #include "native.h"
 
 enum { KIND, MEMBERS, ITEMS, SLOTS, ATTRIBUTES, IS_OBJECT, PARTS };
@@ -103,6 +104,10 @@ static int open_one(PyObject *node, PyObject *value, Flat *flat)
         return 0;
     int found = PyTuple_GET_ITEM(node, IS_OBJECT) == Py_True ? add_object(flat, value) : 1;
     PyObject *part = PyTuple_GET_ITEM(node, MEMBERS);
+    if (PyLong_CheckExact(part)) {
+        Py_ssize_t number = PyLong_AsSsize_t(part);
+        return number < flat->num_objects && referent_of(value) == flat->objects[number];
+    }
     if (found > 0 && part != Py_None)
         found = open_members(part, value, flat);
     if (found > 0 && (part = PyTuple_GET_ITEM(node, ITEMS)) != Py_None)
@@ -138,7 +143,10 @@ static int is_node(PyObject *node)
         return 1;
     if (!PyTuple_Check(node) || PyTuple_GET_SIZE(node) != PARTS || !PyType_Check(PyTuple_GET_ITEM(node, KIND)))
         return 0;
-    return (PyTuple_GET_ITEM(node, MEMBERS) == Py_None || are_nodes(PyTuple_GET_ITEM(node, MEMBERS))) &&
+    PyObject *members = PyTuple_GET_ITEM(node, MEMBERS);
+    if (PyTuple_GET_ITEM(node, KIND) == (PyObject *)&_PyWeakref_RefType)
+        return PyLong_CheckExact(members) && PyLong_AsSsize_t(members) >= 0;
+    return (members == Py_None || are_nodes(members)) &&
            is_part(PyTuple_GET_ITEM(node, ITEMS)) && is_part(PyTuple_GET_ITEM(node, SLOTS)) &&
            is_part(PyTuple_GET_ITEM(node, ATTRIBUTES));
 }

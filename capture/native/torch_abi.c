@@ -95,6 +95,16 @@ int is_bare(PyObject *tensor)
     return own == NULL || *own == NULL || PyDict_GET_SIZE(*own) == 0;
 }
 
+int has_attributes(PyObject *tensor, PyObject *names)
+{
+    PyObject **own = _PyObject_GetDictPtr(tensor), *name, *value;
+    Py_ssize_t at = 0, count = own == NULL || *own == NULL ? 0 : PyDict_GET_SIZE(*own);
+    int same = count == PySet_GET_SIZE(names);
+    while (same > 0 && count && PyDict_Next(*own, &at, &name, &value))
+        same = PyUnicode_CheckExact(name) ? PySet_Contains(names, name) : 0; /* others compare by Python code */
+    return same;
+}
+
 int has_nothing_on_it(PyObject *tensor)
 {
     return is_plain_tensor(tensor) && is_bare(tensor) && is_without(tensor, torch.grad) && is_without(tensor, torch.hooks);

@@ -33,6 +33,9 @@ int is_nested(PyObject *tensor);
 /* Nobody put an attribute on the tensor: 1, 0. */
 int is_bare(PyObject *tensor);
 
+/* Whether it has attributes with these names, a frozenset, and no others: 1, 0, -1. */
+int has_attributes(PyObject *tensor, PyObject *names);
+
 /* Nor a gradient or a hook; 0 also for what is no plain tensor. */
 int has_nothing_on_it(PyObject *tensor);
 

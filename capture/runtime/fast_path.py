@@ -103,8 +103,6 @@ class Shortcuts:
         until it is known whether replays pay."""
         if not capabilities.HAS_METADATA_GUARD or captured.annotation.verify == "always":
             return
-        if any(issubclass(type(leaf), torch.Tensor) and leaf.__dict__ for leaf in leaves):
-            return  # the key has the names of the attributes, which C does not compare
         kinds = {type(value) for value in values}
         opened = values if kinds <= _KINDS | SAME else None
         nodes: tuple[Opened, ...] | None = None
@@ -241,6 +239,7 @@ def _path(
         tree=tree_key(entry.backend, captured.pool.number), counters=captured.log.counters, marks=marks(),
         replay=goes_on.replay, ready=goes_on.ready,
         constants=tuple([MISS if type(leaf) in _KINDS else leaf for leaf in opened]), nodes=nodes,
+        names=_names_of_attributes(leaves),
         alignments=tuple(begins), leading=leading, spans=spans,
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
         attach=goes_on.attach, tell=goes_on.tell, raised=goes_on.raised,
@@ -257,6 +256,12 @@ def _firsts(leaves: Sequence[Leaf]) -> tuple[Sequence[Leaf], Sequence[int]]:
     """The tensors, each once, and their positions: torch's comparison fails where one comes twice."""
     positions = sorted({id(leaf): position for position, leaf in reversed(list(enumerate(leaves)))}.values())
     return [leaves[position] for position in positions], positions
+
+
+def _names_of_attributes(leaves: Sequence[Leaf]) -> tuple[frozenset[str] | None, ...] | None:
+    """Of each tensor, as the key has them; None where none has attributes."""
+    names = [frozenset(leaf.__dict__) or None for leaf in leaves]
+    return tuple(names) if any(names) else None
 
 
 def _static_ones(captured: Captured, opened: Values) -> tuple[bool, ...]:

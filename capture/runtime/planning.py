@@ -143,7 +143,7 @@ def _note_changed(captured: Captured, watched: ObservedRun) -> None:
     """Note in which containers and objects the body changed something, other than by way of an argument, and where it
     left objects."""
     captured.named.tell_by_content(_left_in(watched.changed), captured.receiver)
-    arguments = watched.call.binder.names
+    arguments = {*watched.call.binder.names, *watched.call.named_values()}
     places = [
         change for change in watched.changed
         if change.source.kind != "global" and [*change.source.chain()][-1].path not in arguments
