@@ -314,10 +314,17 @@ def _held_in_c(walk: ReadWalk, value: Any, path: str) -> None:
         return
     for one in held:
         walk.enter_value(one, path)
+    if _is_fixed(type(value)):
+        return
     hashed: object = type(value).__hash__
     if hashed is None or hashed is object.__hash__:  # else it is hashed by what it keeps, as ``int | None`` is
         read = functools.partial(_keeps_these, value, tuple(map(_told, held)))
         walk.found.guards.append(Guard("value", Source("call", read, None, f"what {path} keeps"), True))
+
+
+def _is_fixed(kind: type) -> bool:
+    """Whether it is a descriptor of Python's own, such as the method in C of a class: what one keeps stays."""
+    return kind.__module__ == "builtins" and hasattr(kind, "__get__")
 
 
 def _others_held(value: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from capture import capture, recordings
+from capture import capture, explain, recordings
 from tests.guards.kinds import HEAD
 from tests.support.device import DEVICE
 
@@ -117,3 +117,16 @@ def test_an_attribute_that_no_code_looks_up_may_change() -> None:
             settings.step = step
             assert captured(x)[0].item() == 2.0
     assert recordings(captured).replays >= 15
+
+
+def test_what_methods_in_c_keep_needs_no_guard() -> None:
+    """Classes that torch makes in C have very many, and what one keeps cannot be replaced."""
+    kind = type(torch.Tag.core)
+    f = capture(lambda x: x * len([name for name in vars(kind) if name != "v"]))
+    with torch.no_grad():
+        for _ in range(6):
+            f(torch.ones(3))
+    assert recordings(f).replays
+    guards = explain(f)(torch.ones(3)).guards
+    assert guards
+    assert not [guard for guard in guards if "keeps" in guard]
