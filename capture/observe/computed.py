@@ -35,8 +35,9 @@ Variable = int | tuple[str, int]
 class Formula(Protocol):
     """How a number or text follows from others."""
 
-    def value(self, numbers: Mapping[Variable, Any]) -> Any:
-        """What Python computes. Raises what it raises."""
+    def value(self, numbers: Mapping[Variable, Any], known: dict[Any, Any] | None = None) -> Any:
+        """What Python computes. Raises what it raises. ``known``: values of formulas for these numbers, to which this
+        one adds: formulas share their parts."""
 
     def text(self) -> str:
         """Equal for equal formulas of any run."""
@@ -55,8 +56,8 @@ class Question(Protocol):
     def origins(self) -> frozenset[Any]:
         """The numbers that it is about."""
 
-    def answer(self, numbers: Mapping[Variable, Any]) -> Any:
-        """The answer. Raises what Python raises."""
+    def answer(self, numbers: Mapping[Variable, Any], known: dict[Any, Any] | None = None) -> Any:
+        """The answer. Raises what Python raises. ``known``: see ``Formula.value``."""
 
 
 @frozen(eq=False)
@@ -103,12 +104,21 @@ class Computed:
             found.append(max(numbers or found, default=-1))
         return tuple(found)
 
-    def told_at(self, number: int, numbers: Mapping[Variable, Any]) -> str | None:
+    @functools.cached_property
+    def _asked_at(self) -> Mapping[int, Sequence[tuple[Question, Any]]]:
+        found: dict[int, list[tuple[Question, Any]]] = {}
+        for one, last in zip(self.asked, self.last_needed, strict=True):
+            found.setdefault(last, []).append(one)
+        return found
+
+    def told_at(
+        self, number: int, numbers: Mapping[Variable, Any], known: dict[Any, Any] | None = None
+    ) -> str | None:  # fmt: skip
         """What a run with these numbers, which is none of these runs, answers to the questions that the read at
-        ``number`` decides; None where the answers are those of these runs."""
-        asked = [one for one, last in zip(self.asked, self.last_needed, strict=True) if last == number]
+        ``number`` decides; None where the answers are those of these runs. ``known``: see ``Formula.value``."""
+        asked, known = self._asked_at.get(number, ()), {} if known is None else known
         try:
-            answers = [question.answer(numbers) for question, _ in asked]
+            answers = [question.answer(numbers, known) for question, _ in asked]
         except (ArithmeticError, ValueError, TypeError) as error:
             return f"{ASKED}{type(error).__name__}"
         if answers == [answer for _, answer in asked]:
@@ -123,9 +133,10 @@ class Computed:
         at, own = max(self.taken), [answer for _, answer in self.asked] if answers is None else answers
         return (*self.reads[:at], _told(self.asked, own), *self.reads[at + 1 :])
 
-    def answers(self, numbers: Mapping[Variable, Any]) -> list[Any]:
-        """The answers for these numbers. Raises what Python raises."""
-        return [question.answer(numbers) for question, _ in self.asked]
+    def answers(self, numbers: Mapping[Variable, Any], known: dict[Any, Any] | None = None) -> list[Any]:
+        """The answers for these numbers. Raises what Python raises. ``known``: see ``Formula.value``."""
+        known = {} if known is None else known
+        return [question.answer(numbers, known) for question, _ in self.asked]
 
     def numbers(self, values: Sequence[Any], read: Mapping[int, Any]) -> dict[Variable, Any]:
         """Those of a call with these values that read this."""
@@ -138,9 +149,10 @@ class Computed:
 
     def is_of(self, left: Left, numbers: Mapping[Variable, Any]) -> bool:
         """Whether a run with these numbers left just that."""
+        known: dict[Any, Any] = {}
         try:
-            return self.answers(numbers) == [answer for _, answer in self.asked] and all(
-                path in values and same(values[path], formula.value(numbers))
+            return self.answers(numbers, known) == [answer for _, answer in self.asked] and all(
+                path in values and same(values[path], formula.value(numbers, known))
                 for values, formulas in (({**left.there, **left.effects}, self.effects), (left.outputs, self.outputs))
                 for path, formula in formulas.items()
             )

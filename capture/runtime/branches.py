@@ -139,7 +139,7 @@ class _Walk(Commit):
 
     __slots__ = (
         "begun_at", "beside", "expressed", "given_to", "is_last", "is_lost", "islands", "keeps", "raised_early", "read",
-        "slots", "stopped", "undo",
+        "slots", "stopped", "undo", "values_of",
     )  # fmt: skip
 
     def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
@@ -150,6 +150,9 @@ class _Walk(Commit):
         """The break that a replay in one go came to, and what it read there."""
         self.given_to: Node | None = None
         self.read: dict[int, Any] = {}
+        self.values_of: dict[int, dict[Any, Any]] = {}
+        """What formulas of these reads and of the numbers of the call come to, as far as that was computed: by ``id``
+        of what has the formulas, which may be other ones of other numbers."""
         self.expressed: dict[Any, Any] = {}
         self.slots: list[Any] | None = None
         """Those of ``node.formulas``, as long as the reads are those that it knows."""
@@ -295,7 +298,10 @@ class _Walk(Commit):
             return not lacks_numbers(node)
         begin = number if node is self.given_to else BEFORE_READS
         self.given_to, numbers = node, node.computed.numbers(self.values, self.read)
-        return all(node.given.put(at, numbers) for at in range(begin, number + 1))
+        return all(node.given.put(at, numbers, self._known(node.computed)) for at in range(begin, number + 1))
+
+    def _known(self, computed: Computed) -> dict[Any, Any]:
+        return self.values_of.setdefault(id(computed), {})
 
     def _computes(self) -> bool:
         """Compute what the body leaves of the values that were read, before anything is left. False where Python raises
@@ -313,7 +319,7 @@ class _Walk(Commit):
             return True
         numbers = computed.numbers(self.values, self.read)
         try:
-            self.expressed = {leaf: leaf.value(numbers) for leaf in formulas}
+            self.expressed = {leaf: leaf.value(numbers, self._known(computed)) for leaf in formulas}
         except (ArithmeticError, ValueError, TypeError):
             return False
         return True
@@ -329,7 +335,7 @@ class _Walk(Commit):
             return text
         numbers, decisions = computed.numbers(self.values, self.read), self.captured.decisions
         try:
-            answers = computed.answers(numbers)
+            answers = computed.answers(numbers, self._known(computed))
         except (ArithmeticError, ValueError, TypeError):
             return None
         if computed.branch(answers) == computed.branch():
@@ -346,7 +352,7 @@ class _Walk(Commit):
         computed: Computed | None = node.computed
         if computed is None or not computed.asked or number >= max(computed.taken):
             return None
-        return computed.told_at(number, computed.numbers(self.values, self.read))
+        return computed.told_at(number, computed.numbers(self.values, self.read), self._known(computed))
 
     def _is_on_way(self, reads: Reads) -> Callable[[Node], bool]:
         """Whether a recording begins with these reads: so it says, or as far as the answers are known by now."""
@@ -361,7 +367,7 @@ class _Walk(Commit):
         if not reads[-1].startswith(ASKED) or recorded[:number] != reads[:number] or number not in computed.taken:
             return False
         numbers = computed.numbers(self.values, self.read)
-        return all(computed.told_at(at, numbers) is None for at in range(number + 1))
+        return all(computed.told_at(at, numbers, self._known(computed)) is None for at in range(number + 1))
 
     def _as_known(self, reads: Reads) -> Reads:
         """The reads as a branch begins that was proven, if one agrees with what is known by now."""

@@ -71,23 +71,26 @@ class GivenNumbers:
     """Positions of others that were equal in both recordings, so that nobody can tell which one operators get."""
     count: Count = field(factory=Count)
 
-    def put(self, number: int, known: Mapping[Variable, Any]) -> bool:
-        """Put what is known after this read. False where a number cannot be put, so that the body has to run."""
+    def put(self, number: int, numbers: Mapping[Variable, Any], known: dict[Formula, Any]) -> bool:
+        """Put what is known after this read. False where a number cannot be put, so that the body has to run.
+        ``known``: see ``Formula.value``."""
         for at in self.ready.get(number, ()):
             try:
-                value = self.formulas[at].value(known)
+                value = self.formulas[at].value(numbers, known)
             except (ArithmeticError, ValueError, TypeError):
                 return False
             if not may_be_given(value, is_power=at in self.places.powers):
                 return False
-            if any(not self._is_same(other, value, known) for other in self.alike.get(at, ())):
+            if any(not self._is_same(other, value, numbers, known) for other in self.alike.get(at, ())):
                 return False
             self.places.put_one(at, value)
         return True
 
-    def _is_same(self, other: int, value: Number, known: Mapping[Variable, Any]) -> bool:
+    def _is_same(
+        self, other: int, value: Number, numbers: Mapping[Variable, Any], known: dict[Formula, Any]
+    ) -> bool:  # fmt: skip
         try:
-            return same(self.formulas[other].value(known), value)
+            return same(self.formulas[other].value(numbers, known), value)
         except KeyError:  # of a number that is read later
             return True
         except (ArithmeticError, ValueError, TypeError):
