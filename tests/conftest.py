@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,6 +21,7 @@ pytest.register_assert_rewrite("tests.support")  # so that what fails in a helpe
 
 from tests.support.device import use_device  # noqa: E402 - the line above has to be first
 from tests.support.garbage import set_aside, set_imports_aside  # noqa: E402
+from tests.support.left_behind import left_behind  # noqa: E402
 from tests.support.parts import mark_dealt, part_of  # noqa: E402
 
 use_device()
@@ -52,6 +54,12 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_logfinish() -> None:
     """So with what a test has imported: a tenth of a second less for each collection after torch._dynamo came."""
     set_imports_aside()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    assert not left_behind()
 
 
 @pytest.fixture(autouse=True)

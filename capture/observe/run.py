@@ -527,6 +527,7 @@ def undo_python(watched: ObservedRun) -> None:
     changed = watched.changed if watched.is_compared else changes_of_body(watched)  # it was stopped before that
     by_islands = [change for change in watched.by_islands if not change.container]
     diff.restore(watched.before, [*changed, *by_islands])
+    watched.call.optimizers.leave_no_hooks()
     version_counters.set_back(watched.versions)  # the capture wrote nothing
     _undo_host_draws(watched)
 
@@ -549,6 +550,7 @@ def undo(watched: ObservedRun) -> None:
     with_islands = watched.by_islands and all(island.is_undoable for island in watched.watch.trace.islands)
     is_compared = watched.changed or not watched.by_islands
     diff.restore(watched.before, diff.changes(watched.before) if with_islands or not is_compared else watched.changed)
+    watched.call.optimizers.leave_no_hooks()
     for generator, state in watched.states:
         if not watched.watch.is_drawn_by_others(generator):
             generator.set_state(state)

@@ -142,6 +142,8 @@ def _watch(
 def _note_changed(captured: Captured, watched: ObservedRun) -> None:
     """Note in which containers and objects the body changed something, other than by way of an argument, and where it
     left objects."""
+    if not watched.changed:
+        return
     captured.named.tell_by_content(_left_in(watched.changed), captured.receiver)
     arguments = {*watched.call.binder.names, *watched.call.named_values()}
     places = [

@@ -27,6 +27,7 @@ import torch
 from attrs import evolve
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from capture.core.data import frozen
 from capture.key.code_names import MISSING, part_of
@@ -117,6 +118,9 @@ class _Steps:
         return self.sequence == before.sequence and self.scalars != before.scalars
 
 
+_MOST_ENDED = 6  # of the last two runs
+
+
 class Optimizers:
     """Optimizers, modules, and parameters whose ``grad`` was read, that one captured function was seen to use."""
 
@@ -144,6 +148,8 @@ class Optimizers:
         """Settings that are arguments of the call, in effect: number of the group, and name."""
         self.numbers_of_call: list[Callable[[], Any]] = []
         """Read numbers in Python state, such as counts of steps, that are arguments of the call, in effect."""
+        self._ended: list[RemovableHandle] = []
+        """The hooks of watched runs that ended last."""
         self.is_lost = False
         """The step of an optimizer reads another value in each run, and cannot be an island."""
 
@@ -188,6 +194,16 @@ class Optimizers:
         try:
             yield
         finally:
+            self._end_hooks(hook)
+
+    def _end_hooks(self, *hooks: RemovableHandle) -> None:
+        self._ended = [*self._ended, *hooks][-_MOST_ENDED:]
+        for hook in hooks:
+            hook.remove()
+
+    def leave_no_hooks(self) -> None:
+        """After state was put back as it was in a watched run: the hooks of that run are part of it."""
+        for hook in self._ended:
             hook.remove()
 
     @contextlib.contextmanager
@@ -209,8 +225,7 @@ class Optimizers:
         try:
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
+            self._end_hooks(*hooks)
             self._stopped = weakref.WeakSet(optimizer_begun for optimizer_begun, _ in begun)
             begun.clear()
         for optimizer, steps in steps_by_optimizer.items():

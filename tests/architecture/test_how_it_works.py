@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -57,7 +57,7 @@ def calls_of(run: Callable[[], object]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def traces() -> Iterator[dict[str, list[list[str]]]]:
+def traces() -> dict[str, list[list[str]]]:
     """The calls of five equal calls each, on the CPU, whatever the suite's device is."""
     blocks = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     scope: dict[str, Any] = {"__name__": "how_it_works"}
@@ -70,7 +70,7 @@ def traces() -> Iterator[dict[str, list[list[str]]]]:
         for subject in SUBJECTS:
             function, x = scope[subject], inputs[subject]
             calls[subject] = [calls_of(lambda: function(x)) for _ in range(5)]  # noqa: B023 - called at once
-        yield calls
+    return calls
 
 
 @pytest.mark.one_in(3)
