@@ -46,6 +46,11 @@ def is_computed(code: types.CodeType) -> bool:
     return computed and code.co_name not in _BY_NAME
 
 
+def asks_for_all(code: types.CodeType) -> bool:
+    """Whether it asks for all names that something has, or keeps a function that looks one up."""
+    return not _WHOLE.isdisjoint(code.co_names)
+
+
 def _asks_for_constants(code: types.CodeType) -> bool:
     """Whether each ``getattr(x, "name")`` in the code has a constant name. A call that cannot be read from the
     instructions counts as computed."""

@@ -16,8 +16,9 @@ from typing import Any
 from attrs import evolve, field
 
 from capture.core.data import define
+from capture.key.asked_names import beginnings
 from capture.key.attributes import plain_class
-from capture.key.name_uses import ADDING, is_computed, name_uses
+from capture.key.name_uses import ADDING, name_uses
 from capture.key.packages import is_library, package_of
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.amounts import Amounts
@@ -47,11 +48,16 @@ class UsesOfNames:
     called: set[str] = field(factory=set)
     """Names of attributes that users' code calls."""
     is_computed: bool = False
-    """Users' code looks up names that are not constants."""
+    """Users' code looks up names that may be any."""
+    begins: set[str] = field(factory=set)
+    """What names begin with that users' code looks up by texts which it computes."""
 
     def is_read(self, name: Any, packages: Iterable[str]) -> bool:
         """Whether something depends on the value, in code that may look the name up in objects of these packages."""
-        return any(name in self.read.get(one, ()) for one in {"", *packages})
+        return any(name in self.read.get(one, ()) for one in {"", *packages}) or self._is_asked_by_text(name)
+
+    def _is_asked_by_text(self, name: Any) -> bool:
+        return type(name) is str and name.startswith(tuple(self.begins))
 
     def is_read_whole(self, name: Any) -> bool:
         """The same for users' code, and what holds it: the name of an item of an item is a pair of a name and a key."""
@@ -71,7 +77,8 @@ class UsesOfNames:
 
     def only_counted(self) -> frozenset[str]:
         """Names that users' code adds to and does nothing else with."""
-        return frozenset(self.counted - self.read.get("", set()) - self.called) if not self.is_computed else frozenset()
+        found = self.counted - self.read.get("", set()) - self.called if not self.is_computed else set()
+        return frozenset([name for name in found if not self._is_asked_by_text(name)])
 
     def has_items_read(self, name: Any) -> bool:
         """Whether something depends on a member of what has this name, or on what is in one."""
@@ -101,7 +108,8 @@ def uses_of_names(ran: CodeRun) -> UsesOfNames:
             owner = package if is_library(package) else ""
             all_uses.read.setdefault(owner, set()).update(uses.read, uses.items_read)
             set_anew.setdefault(owner, set()).update(uses.set_anew)
-            all_uses.is_computed = all_uses.is_computed or (not owner and is_computed(code))
+            all_uses.begins |= beginnings(code, scope) if not owner else frozenset()
+    all_uses.is_computed = "" in all_uses.begins
     for owner, names in set_anew.items():  # what a run makes of such a number may be no sum with it
         all_uses.read[owner] |= names & all_uses.counted
     return all_uses
