@@ -83,7 +83,7 @@ from capture.runtime.matching import engine_of, find_entry, fitting, siblings_af
 from capture.runtime.padded_call import replay_padded
 from capture.runtime.phases import enter, give_up_gradients, give_up_reads, load, note_difference
 from capture.runtime.replay import Commit, replay, tell
-from capture.runtime.state_changes import after_move, finds_inputs, tells_apart
+from capture.runtime.state_changes import after_move, finds_inputs, finds_moving, tells_apart
 from capture.runtime.training_region import finish
 from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict, done
 from capture.runtime.watched_call import is_read_once_more, observe_call, read_once_more, record_call
@@ -459,7 +459,7 @@ def _recorded(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern
 
 def _state_moved(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
     """The recording that follows found its Python state elsewhere, or changed."""
-    if finds_inputs(captured, entry, node.guard.places):
+    if finds_inputs(captured, entry, node.guard.places) or finds_moving(captured, entry, node):
         return START_OVER
     reply = rebind.state_moved(captured, entry, node, values, leaves, tree)
     if captured.sizes is not None:

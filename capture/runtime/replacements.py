@@ -11,11 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from attrs import field
 
 from capture.core.data import define
 from capture.guards.read import Places
+from capture.key.attributes import keeper_of
 from capture.key.input_places import InputPlace, is_input, may_be_input
+from capture.state.source import Source
 
 _OFTEN = 3  # objects
 _WITHIN = 12  # calls
@@ -49,8 +52,24 @@ def _weakly(value: Any) -> Any:
         return value
 
 
+def _place_of(source: Source) -> InputPlace | None:
+    """The place of an attribute, a variable of a closure, or a name in a dict, other than a gradient."""
+    holder = source.holder
+    if source.kind == "closure":
+        return InputPlace(source.path, lambda: holder, None)
+    if source.kind == "item" and type(holder) is dict and type(source.name) is str:
+        return InputPlace(source.path, keeper_of(holder), source.name)
+    if source.kind not in ("attribute", "weak") or source.name == "grad":
+        return None
+    keeper = holder if source.kind == "weak" else keeper_of(holder)
+    return InputPlace(source.path, keeper, source.name, is_attribute=True)
+
+
 def _held(known: Any) -> Any:
     return known() if type(known) is weakref.ref else known
+
+
+_MOVES, _MOST_BYTES = 6, 1 << 20
 
 
 @define(eq=False)
@@ -60,6 +79,18 @@ class Replacements:
     latest: Places = field(factory=Places)
     """Places, with the objects that the last watched run found there."""
     _places: dict[tuple[int, Any], _Place] = field(factory=dict)
+    _moved: dict[tuple[int, Any], int] = field(factory=dict)
+    """Tensors in Python state: in how many calls in a row another one was there."""
+
+    def moving(self, moves: Iterable[tuple[Source, torch.Tensor]]) -> list[InputPlace]:
+        """Places whose tensor is another one in call after call, as a hidden state that the body replaces: inputs from
+        now on. ``moves``: the places that have another one now, with it."""
+        found = [(place, tensor) for source, tensor in moves if (place := _place_of(source)) is not None]
+        self._moved = {place.key(): self._moved.get(place.key(), 0) + 1 for place, _ in found}
+        return [
+            place for place, tensor in found
+            if self._moved[place.key()] >= _MOVES and tensor.untyped_storage().nbytes() <= _MOST_BYTES
+        ]  # fmt: skip
 
     def compare(self, objects: Iterable[tuple[InputPlace, Callable[[], Any]]], call: int) -> None:
         """Count the places that have other objects now than a recording, or a watched run, found there. ``call``: the

@@ -12,6 +12,7 @@ import torch
 from capture.core.facts import Facts, gradients_left
 from capture.guards.read import Places
 from capture.key.attributes import MISSING, keeper_of, own_value, weak_or_none
+from capture.key.input_places import InputPlace
 from capture.key.signature import Leaf, forget_module_structure
 from capture.observe.capture_lock import locked
 from capture.runtime import branches, decisions, key_difference
@@ -167,10 +168,35 @@ def finds_inputs(captured: Captured, entry: Entry, places: Places) -> bool:
     inputs_found = [input_ for input_ in replacements.inputs() if input_.key()[0] not in groups]
     if not inputs_found:
         return False
-    captured.take_inputs(inputs_found)
-    paths = ", ".join([place.path for place in inputs_found])
-    captured.log.add("drop", f"{paths}: another object in each call, an input from now on")
+    _take_inputs(captured, entry, inputs_found, "object")
+    return True
+
+
+def _take_inputs(captured: Captured, entry: Entry, places: Sequence[InputPlace], what: str) -> None:
+    captured.take_inputs(places)
+    paths = ", ".join([place.path for place in places])
+    captured.log.add("drop", f"{paths}: another {what} in each call, an input from now on")
     if entry.backend is not None:
         forget(captured, entry, tree_for(entry.backend, captured.pool.number))
     captured.retire()
+
+
+def finds_moving(captured: Captured, entry: Entry, node: Node) -> bool:
+    """Tensors that the body itself replaces in call after call, as a hidden state, are inputs from now on, on engines
+    where an argument is read where it lies. To point a recording at each takes longer than that. Where there are
+    recordings of other keys, as after a warm-up, they would have to be made again."""
+    assert entry.backend is not None
+    if captured.is_backward or captured.sizes is not None or entry.region is not None or entry.backend.has_own_memory:
+        return False
+    effects = () if node.outputs is None else node.outputs.effects
+    current = node.guard.current() if effects else None
+    if current is None:
+        return False
+    left = {effect.path for effect in effects}
+    pairs = zip(node.guard.owners, current, strict=True)
+    moved = [(owner.sources, tensor) for owner, tensor in pairs if tensor is not owner.tensor and owner.path in left]
+    found = captured.replacements.moving((sources[0], tensor) for sources, tensor in moved if len(sources) == 1)
+    if not found or any(one.nodes for one in captured.entries() if one is not entry):
+        return False
+    _take_inputs(captured, entry, found, "tensor")
     return True

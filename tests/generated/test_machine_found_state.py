@@ -200,7 +200,8 @@ def test_writes_to_an_argument_that_is_state_too_are_counted(options: dict[str, 
 
 
 def test_state_that_is_only_handed_on_may_move() -> None:
-    """No kernel has the address of such a tensor, so a move needs no new recording."""
+    """No kernel has the address of such a tensor, so a move needs no new recording. Where an engine reads arguments
+    where they lie, it is an input after six calls, of one more recording."""
 
     class Swap:
         def __init__(self) -> None:
@@ -220,7 +221,8 @@ def test_state_that_is_only_handed_on_may_move() -> None:
         theirs.step(x)
     now = recordings(captured)
     assert now.eager_calls == 0
-    assert now.recordings == 1 + AGAIN or not REBINDS
+    assert now.recordings == 1 + AGAIN + (DEVICE.type == "cpu") or not REBINDS
+    assert now.rebinds <= 5 or DEVICE.type != "cpu"
 
 
 @pytest.mark.parametrize("options", [{"static": ["y", "unused"]}, {"inputs": "bind"}], ids=["static", "bind"])
