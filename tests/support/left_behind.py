@@ -9,13 +9,14 @@ import torch
 from torch.optim import optimizer
 
 from capture.observe.capture_lock import capture_lock
+from tests.support.device import HAS_DEFAULT
 
 _HOOKS = (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
 _LOOKS: dict[str, Callable[[], Any]] = {
     "torch functions are switched off": lambda: not torch._C._is_torch_function_enabled(),
     "the next torch function is left out": getattr(torch._C, "_peek_should_skip_torch_function", bool),
     "a mode of operators": torch._C._len_torch_dispatch_stack,
-    "a mode of torch functions": torch._C._len_torch_function_stack,
+    "a mode of torch functions": lambda: torch._C._len_torch_function_stack() > HAS_DEFAULT,
     "hooks of all optimizers": lambda: any(_HOOKS),
     "the lock of captures": capture_lock._is_owned,
     "inference mode": torch.is_inference_mode_enabled,
