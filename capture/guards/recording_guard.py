@@ -14,7 +14,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence, Set, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set, Sized
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from capture.guards.guard import MOVED, OK, OVERLAPS, Guard, pieces_of
 from capture.guards.read import Places, Read
 from capture.guards.read_guards import begins_with, path_read, read_by, starts_of
 from capture.key.attributes import MISSING, names_of, slot_of
+from capture.key.packages import package_of
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_meta import merged, range_of, span_bytes
 from capture.native import native
@@ -47,8 +48,6 @@ from capture.torch_private.tensor_reads import static_tensors
 ALIGNMENT = 64  # bytes: an address that moves keeps its distance from a multiple of this
 ASKS_WHO = frozenset({"id", "hash"})
 """Built-in functions whose results depend on which object they get."""
-_HASHING = frozenset({torch.Tensor.__hash__.__code__})
-"""Code that asks for a dict or a set, which is looked at itself."""
 Check = Callable[[Sequence[Any]], int]
 """The function that a replay asks: from the call's leaves to a verdict (``guard.OK`` and the others)."""
 
@@ -181,7 +180,7 @@ class RecordingGuard:
     def looks_up(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the body finds something by which object a tensor is: one of these is a key or a member of a set that
         it can have read, or its code asks for numbers of objects. For another one it would find something else."""
-        if self.asks_who - _HASHING:
+        if self.asks_who:
             return True
         if self.keys is None:
             self.keys = interned(frozenset([id(one) for guard in self.structure for one in _keys_in(guard)]))
@@ -440,8 +439,14 @@ def places_of(tensors: Collection[int], state: Snapshot, leaves: Sequence[Any]) 
 
 
 def asking_who(ran: CodeRun) -> frozenset[types.CodeType]:
-    """The code that asks for numbers of objects."""
-    return frozenset([code for code in ran.codes if ASKS_WHO.intersection(code.co_names)])
+    """The code that asks for numbers of objects, but for torch's own methods that dicts and sets call to look up a
+    tensor or an operator: what is in those is looked at itself."""
+    asking = [(code, scopes) for code, scopes in ran.codes.items() if ASKS_WHO.intersection(code.co_names)]
+    return frozenset([code for code, scopes in asking if not _is_hash_of_torch(code, scopes)])
+
+
+def _is_hash_of_torch(code: types.CodeType, scopes: Iterable[dict[str, Any]]) -> bool:
+    return code.co_name == "__hash__" and all(package_of(scope.get("__name__")) == "torch" for scope in scopes)
 
 
 def changes_of_state(guard: RecordingGuard) -> list[StateChange]:

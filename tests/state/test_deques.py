@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -232,7 +233,10 @@ def test_a_body_that_raises_leaves_what_eager_leaves() -> None:
     twins(program)
 
 
-def test_training_with_a_window_of_losses() -> None:
+@pytest.mark.parametrize("on", [None, "cpu"])
+def test_training_with_a_window_of_losses(on: str | None) -> None:
+    """On a default device torch looks operators up in sets, by hashes of their own."""
+
     def run(wrap: Wrap) -> tuple[Any, list[Tensor]]:
         torch.manual_seed(0)
         net, losses = nn.Linear(4, 4), deque[Tensor](maxlen=3)
@@ -247,7 +251,7 @@ def test_training_with_a_window_of_losses() -> None:
             losses.append(loss.detach())
             return torch.stack(list(losses)).mean()
 
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.device(on) if on else contextlib.nullcontext():
             results = [step(torch.randn(8, 4)).clone() for _ in range(40)]
         return step, [*results, *net.parameters(), *losses]
 
