@@ -159,12 +159,16 @@ def given_gradients(places: Sequence[InputPlace]) -> frozenset[str]:
     return frozenset([place.path for place in places if issubclass(type(place), GradientPlace)]) if places else _NONE
 
 
-def number_place(path: str, keeper: Callable[[], Any], name: Any) -> InputPlace | None:
-    """The place of a number; None where none of a dict, a cell, and an object itself keeps it."""
+def place_at(path: str, keeper: Callable[[], Any], name: Any) -> InputPlace:
+    """The place of a value that a dict, a cell, or an object itself keeps."""
     held = keeper()
     is_cell = type(held) is types.CellType
-    is_attribute = not is_cell and type(held) is not dict
-    place = InputPlace(path, keeper, None if is_cell else name, is_attribute)
+    return InputPlace(path, keeper, None if is_cell else name, not is_cell and type(held) is not dict)
+
+
+def number_place(path: str, keeper: Callable[[], Any], name: Any) -> InputPlace | None:
+    """The place of a number; None where none of a dict, a cell, and an object itself keeps it."""
+    place = place_at(path, keeper, name)
     return place if type(place.read()) in (float, int) else None
 
 

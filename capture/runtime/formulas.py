@@ -179,8 +179,6 @@ def place_of(change: Change) -> InputPlace | None:
     holder = source.holder
     if source.is_in_argument() and pytree.is_container(holder):  # another call may be given another one
         return None
-    if type(holder) in (dict, types.CellType):
-        return number_place(source.path, lambda: holder, source.name)
     return number_place(source.path, keeper_of(holder), source.name)
 
 

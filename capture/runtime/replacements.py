@@ -17,7 +17,7 @@ from attrs import field
 from capture.core.data import define
 from capture.guards.read import Places
 from capture.key.attributes import keeper_of
-from capture.key.input_places import InputPlace, is_input, may_be_input
+from capture.key.input_places import InputPlace, is_input, may_be_input, place_at
 from capture.state.source import Source
 
 _OFTEN = 3  # objects
@@ -55,14 +55,12 @@ def _weakly(value: Any) -> Any:
 def _place_of(source: Source) -> InputPlace | None:
     """The place of an attribute, a variable of a closure, or a name in a dict, other than a gradient."""
     holder = source.holder
-    if source.kind == "closure":
-        return InputPlace(source.path, lambda: holder, None)
-    if source.kind == "item" and type(holder) is dict and type(source.name) is str:
-        return InputPlace(source.path, keeper_of(holder), source.name)
-    if source.kind not in ("attribute", "weak") or source.name == "grad":
+    is_named = source.kind in ("attribute", "weak", "closure") or (
+        source.kind == "item" and type(holder) is dict and type(source.name) is str
+    )
+    if not is_named or source.name == "grad":
         return None
-    keeper = holder if source.kind == "weak" else keeper_of(holder)
-    return InputPlace(source.path, keeper, source.name, is_attribute=True)
+    return place_at(source.path, holder if source.kind == "weak" else keeper_of(holder), source.name)
 
 
 def _held(known: Any) -> Any:
@@ -80,7 +78,7 @@ class Replacements:
     """Places, with the objects that the last watched run found there."""
     _places: dict[tuple[int, Any], _Place] = field(factory=dict)
     _moved: dict[tuple[int, Any], int] = field(factory=dict)
-    """Tensors in Python state: in how many calls in a row another one was there."""
+    """Places of tensors: in how many calls another one was there, of those in a row that found some elsewhere."""
 
     def moving(self, moves: Iterable[tuple[Source, torch.Tensor]]) -> list[InputPlace]:
         """Places whose tensor is another one in call after call, as a hidden state that the body replaces: inputs from

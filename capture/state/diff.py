@@ -240,7 +240,8 @@ def _has_moved(before: Snapshot, source: Source, container: Any, members: tuple[
     if not issubclass(type(container), deque) or _had_no_places(before, source, container, members):
         return False
     held = [before.sources[path][1] for path in member_paths(source, container, members)]
-    return not all(one is was for one, was in zip(deque.__iter__(container), held, strict=True))
+    pairs = zip(held, deque.__iter__(container), strict=True)
+    return not all(one is was or _equal_plain(was, one) for was, one in pairs)
 
 
 def _put_members(before: Snapshot, source: Source, container: Any, members: tuple[Any, ...]) -> None:

@@ -430,7 +430,7 @@ class OutputPlan:
         for effect, value in zip(effects, filled, strict=True):
             if not effect.is_gradient:
                 holders.clear()  # it may be on the way to others
-            elif not begun:
+            elif not begun:  # as ``apply`` does then, without a search for what was begun
                 effect.put_back(named_values, value, holders)
                 continue
             effect.apply(named_values, value, begun, holders)
