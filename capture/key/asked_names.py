@@ -17,7 +17,7 @@ from typing import Any
 from attrs import field
 
 from capture.core.data import define, frozen
-from capture.key.name_uses import ASKING, asks_for_all, is_computed
+from capture.key.name_uses import asks_for_all, is_computed, loads_asking
 from capture.key.packages import is_library, name_of, package_of
 
 _MOST_NAMES = 64  # in a list that is gone through
@@ -51,6 +51,9 @@ class Asked:
 
     receiver: Any
     text: Any
+
+
+_ANY = Asked(None, _Text("", is_whole=False))
 
 
 def beginnings(code: types.CodeType, scope: Mapping[str, Any]) -> frozenset[str]:
@@ -88,13 +91,12 @@ def _asked(code: types.CodeType) -> tuple[Asked, ...]:
     if not is_computed(code):
         return ()
     if asks_for_all(code):
-        return (Asked(None, _Text("", is_whole=False)),)
+        return (_ANY,)
     instructions = [one for one in dis.get_instructions(code) if one.opname not in _WITHOUT_EFFECT]
     walk = _Walk(_loops(instructions))
     for instruction in instructions:
         walk.step(instruction)
-    unknown = walk.loaded > walk.called
-    return (*walk.found, *([Asked(None, _Text("", is_whole=False))] if unknown else []))
+    return (*walk.found, *([_ANY] if walk.loaded > walk.called else []))
 
 
 def _loops(instructions: Sequence[dis.Instruction]) -> Mapping[str, _Each]:
@@ -132,6 +134,7 @@ class _Walk:
         name, argument = instruction.opname, instruction.argval
         if instruction.is_jump_target:
             self.stack.clear()
+        self.loaded += loads_asking(instruction)
         if name == "LOAD_GLOBAL":
             self._load(instruction)
         elif name == "LOAD_CONST" and type(argument) is str:
@@ -155,9 +158,7 @@ class _Walk:
         return self.stack.pop() if self.stack else None
 
     def _load(self, instruction: dis.Instruction) -> None:
-        is_asking = instruction.argval in ASKING
-        value = _ASKS if is_asking else _Global((instruction.argval,))
-        self.loaded += is_asking
+        value = _ASKS if loads_asking(instruction) else _Global((instruction.argval,))
         self.stack += [value, None] if instruction.argrepr.endswith("NULL") else [value]
         if instruction.argrepr.startswith("NULL"):
             self.stack[-1:] = [None, value]

@@ -33,6 +33,7 @@ _BY_TEXT = frozenset({"getattr", "hasattr", "delattr", "attrgetter", "methodcall
 """Code that mentions one of these may read what it has as texts."""
 ASKING = frozenset({"getattr", "hasattr", "delattr", "setattr"})
 _SETTING = frozenset({"setattr", "__setattr__", "__setitem__", "setdefault"})
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _WHOLE = frozenset({"vars", "__dict__", "attrgetter", "dir", "__getattribute__", "asdict", "astuple", "fields"})
 _BY_NAME = ("__getattr__", "__getattribute__", "__setattr__", "__delattr__")
 
@@ -51,13 +52,18 @@ def asks_for_all(code: types.CodeType) -> bool:
     return not _WHOLE.isdisjoint(code.co_names)
 
 
+def loads_asking(instruction: dis.Instruction) -> bool:
+    """Whether it loads a function that looks names up: a global, or one of ``builtins``."""
+    return instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", *_ATTRIBUTES) and instruction.argval in ASKING
+
+
 def _asks_for_constants(code: types.CodeType) -> bool:
     """Whether each ``getattr(x, "name")`` in the code has a constant name. A call that cannot be read from the
     instructions counts as computed."""
     before: list[dis.Instruction] = []
     wanted = 0
     for instruction in dis.get_instructions(code):
-        if instruction.opname == "LOAD_GLOBAL" and instruction.argval in ASKING:
+        if loads_asking(instruction):
             wanted += 1
         elif instruction.opname in ("CALL", "CALL_FUNCTION", "CALL_KW") and wanted:
             count = instruction.arg or 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import math
 from collections.abc import Callable
@@ -110,6 +111,14 @@ def spread(x: Any, *names: str) -> Any:
     return getattr(x, *names)
 
 
+def of_the_module(x: Any, i: str) -> Any:
+    return builtins.getattr(x, i)
+
+
+def beside_that_of_the_module(x: Any, i: str) -> Any:
+    return getattr(x, f"layer{i}"), builtins.getattr(x, i)
+
+
 def all_of_it(x: Any) -> Any:
     return vars(x)
 
@@ -137,6 +146,8 @@ EXPECTED: dict[Callable[..., Any], frozenset[str]] = {
     by_a_global: ANY,
     kept: ANY,
     spread: ANY,
+    of_the_module: ANY,
+    beside_that_of_the_module: frozenset({"", "layer"}),
     all_of_it: ANY,
     constants: frozenset(),
 }
