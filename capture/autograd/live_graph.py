@@ -8,6 +8,7 @@ with what it saved in that run; gradients of its gradients raise.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,10 +24,10 @@ class _Joined(torch.autograd.Function):
     @override
     def forward(
         ctx: Any, results: Sequence[torch.Tensor], edges: Sequence[Any], check: Callable[[], None],
-        *inputs: torch.Tensor,
+        lending: Callable[[], AbstractContextManager[None]], *inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         ctx.set_materialize_grads(False)
-        ctx.edges, ctx.check = edges, check
+        ctx.edges, ctx.check, ctx.lending = edges, check, lending
         return tuple(results)
 
     @staticmethod
@@ -40,16 +41,18 @@ class _Joined(torch.autograd.Function):
         if pairs and inputs:
             reached, come = zip(*pairs, strict=True)
             keeps = torch_autograd.keeps_graph() or not torch_autograd.TELLS_KEEP_GRAPH
-            gradients = torch.autograd.grad(reached, inputs, come, retain_graph=keeps, allow_unused=True)
-        return (None, None, None, *gradients)
+            with ctx.lending():
+                gradients = torch.autograd.grad(reached, inputs, come, retain_graph=keeps, allow_unused=True)
+        return (None, None, None, None, *gradients)
 
 
 def joined(
     results: Sequence[torch.Tensor], ends: Sequence[GradientEdge], edges: Sequence[GradientEdge],
     inputs: Sequence[torch.Tensor], check: Callable[[], None],
+    lending: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Sequence[torch.Tensor]:  # fmt: skip
     """``results`` as part of the graph of ``inputs``. ``ends`` and ``edges``: where they are in the body's own graph;
-    ``check`` raises where that must not be used any more."""
+    ``check`` raises where that must not be used any more; in ``lending()`` functions of users find their leaves."""
     with torch.enable_grad():
-        made: Sequence[torch.Tensor] = _Joined.apply(results, (ends, edges), check, *inputs)  # type: ignore[no-untyped-call]
+        made: Sequence[torch.Tensor] = _Joined.apply(results, (ends, edges), check, lending, *inputs)  # type: ignore[no-untyped-call]
     return made

@@ -30,7 +30,7 @@ from attrs import field
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from capture.autograd import inner_results, leaf_swap, live_graph, unreached
-from capture.autograd.leaf_swap import Lent, lent, lent_in_this_thread
+from capture.autograd.leaf_swap import Lent, SavedLeaves, lent, lent_in_this_thread
 from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
 from capture.autograd.recomputation import Blocks, Recomputation
 from capture.autograd.result_groups import FREED, Group, Part, can_keep, groups_of, parts_of
@@ -40,7 +40,7 @@ from capture.key import pytree
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
 from capture.key.tensor_kind import refuses
 from capture.observe import shared_casts
-from capture.observe.gradient_uses import ends_of, hooks_off
+from capture.observe.gradient_uses import begin_differentiating, end_differentiating, ends_of, hooks_off
 from capture.observe.probes.host_reads import no_gradient_reads
 from capture.state import body_run
 from capture.state.call import Call
@@ -49,6 +49,7 @@ from capture.state.snapshot import Change, Snapshot, carries_graph
 from capture.torch_private import autocast
 from capture.torch_private.autograd import (
     add_hook,
+    add_prehook,
     donation_allowed,
     function_of,
     nodes_above,
@@ -341,6 +342,8 @@ class SavedGraph:
     """Classes of users whose ``backward`` the graph runs."""
     kept_by_nodes: tuple[tuple[Any, str], ...] = ()
     """Objects that these have set as attributes of their ``ctx``, with their paths."""
+    saved_leaves: SavedLeaves | None = None
+    """What these saved of that which was lent to the body."""
     num_saved: int = 0
     donates: bool = False
     """The backward pass writes into saved tensors: it can run once with the same ones."""
@@ -520,6 +523,7 @@ class SavedGraph:
             hooks_off(self.parameters),
             stale_streams_overridden() if self.foreign and is_capturing_now() else nullcontext(),
             donation_allowed() if self.donates else nullcontext(),
+            self._lending(keeps_graph=keeps_graph),
             self._raising(),
         ):
             gradients = torch.autograd.grad(
@@ -529,6 +533,10 @@ class SavedGraph:
         of_inputs = list(itertools.islice(row, len(inputs))) if reaches_inputs else [None] * len(self.inputs)
         at_places = [next(row) if _has_graph(place) else None for place in places]
         return (*self._by_use(of_inputs, now.more), *at_places)
+
+    def _lending(self, *, keeps_graph: bool) -> contextlib.AbstractContextManager[None]:
+        leaves = self.saved_leaves
+        return nullcontext() if leaves is None else leaves.lent(self.now_parameters, keeps_graph=keeps_graph)
 
     @contextlib.contextmanager
     def _raising(self) -> Iterator[None]:
@@ -604,8 +612,10 @@ class GraphSaver:
         """Leaves that autocast cast, in a block around the call, by the cast's place in the graph."""
         self._casts: dict[tuple[Any, int], torch.Tensor] = {}
         """As ``_cast``, if the graph ends at the casts because other calls of the block use them."""
-        self._hooks: list[tuple[Any, SeveralUses]] = []
+        self._hooks: list[tuple[Any, Callable[..., Any]]] = []
         """Nodes, and the hooks that they get."""
+        self._of_users: list[Any] = []
+        """Nodes of functions of users."""
 
     def run(self, values: tuple[Any, ...], empty: dict[Any, torch.Tensor]) -> ForwardOutputs:
         """``empty``: by dtype and device, what aliases become afterwards, so that the graph keeps no memory alive."""
@@ -632,6 +642,7 @@ class GraphSaver:
             self._note_edges(ends)
             self.program.inner_results = tuple([(at, _edge_of(attached[at])) for at in inner_results.found(attached)])
             saved = self._find_saved(list(detached.values()))
+            self.program.saved_leaves = self._saved_by_users()
             if len(attached) > 1:
                 self.program.reaching = unreached.reaching(attached, self.program.inputs)
             if self._may_be_apart(attached):
@@ -670,8 +681,13 @@ class GraphSaver:
         wanted, others = self._ends(ends)
         inputs = [*[leaves[position] for position, _ in wanted], *self._receivers(others)]
         edges = [*[edge for _, edge in wanted], *[edge for _, _, edge in others]]
+        lending: Callable[[], contextlib.AbstractContextManager[None]] = nullcontext
+        if self._lent and any(function_of(node) is not None for node in nodes_above(ends)):
+            lent = {number: lent for number, (tensor, lent, _) in enumerate(others) if lent is not tensor}
+            parameters = [tensor for tensor, _, _ in others]
+            lending = functools.partial(SavedLeaves(lent).lent, parameters, keeps_graph=True)
         made = live_graph.joined(
-            [leaf.detach() for leaf in attached], [_edge_of(leaf) for leaf in ends], edges, inputs, hooks.check
+            [leaf.detach() for leaf in attached], [_edge_of(leaf) for leaf in ends], edges, inputs, hooks.check, lending
         )
         joined = {id(leaf): tensor for leaf, tensor in zip(attached, made, strict=True)}
         for change in self._left or ():
@@ -758,6 +774,7 @@ class GraphSaver:
         program.donates = any(map(writes_saved_tensors, nodes))
         of_users = [(node, function) for node in nodes if (function := function_of(node)) is not None]
         program.functions = tuple(dict.fromkeys(function for _, function in of_users))
+        self._of_users = [node for node, _ in of_users]
         program.kept_by_nodes = tuple(
             (value, f"{function.__qualname__}'s ctx.{name}")
             for node, function in of_users
@@ -857,6 +874,25 @@ class GraphSaver:
         program.apart = tuple(at for at, position in enumerate(program.wanted) if position not in shown)
         program.follow({})
         return saved
+
+    def _saved_by_users(self) -> SavedLeaves | None:
+        """What was lent to the body and functions of users saved, by the number of the parameter. Such functions may
+        ask for gradients of it: hooks of parameters run there."""
+        program = self.program
+        first = program.num_saved + len(program.given)
+        lent = {id(tensor): stand_in for stand_in, tensor in self._lent.values()}
+        numbers, found = {id(tensor): number for number, tensor in enumerate(program.parameters)}, dict[int, Any]()
+        for node in self._of_users:
+            try:
+                places = program.hooks.saved_by(node)
+                saved = {id(program.held[at - first]) for at in places if at >= first}.intersection(numbers)
+            except LookupError:
+                saved = set(numbers)
+            if saved:
+                add_prehook(node, begin_differentiating)
+                self._hooks.append((node, end_differentiating))
+            found |= {numbers[of_saved]: lent[of_saved] for of_saved in saved if of_saved in lent}
+        return SavedLeaves(found) if found else None
 
 
 _NOTHING = torch.empty(0, device="cpu")

@@ -251,17 +251,32 @@ def _nodes(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> list[Any]:
     return list(nodes_above(ends, known))
 
 
+_depths = Counter[int]()
+"""By thread, how many functions of users run now, one inside the other, that differentiate anew."""
+
+
+def begin_differentiating(*_: object) -> None:
+    """A user's function begins, in whose own backward passes hooks run that ``hooks_off`` skips around it."""
+    _depths[threading.get_ident()] += 1
+
+
+def end_differentiating(*_: object) -> None:
+    """It has ended."""
+    _depths[threading.get_ident()] -= 1
+
+
 class _Muted:
-    """A hook on a tensor, which is skipped in some threads."""
+    """A hook on a tensor, which is skipped in some threads, at the depth at which that was asked for."""
 
     __slots__ = ("hook", "threads")
 
     def __init__(self, hook: Callable[[torch.Tensor], Any]) -> None:
         self.hook = hook
-        self.threads = Counter[int]()
+        self.threads = Counter[tuple[int, int]]()
 
     def __call__(self, grad: torch.Tensor) -> Any:
-        return None if self.threads[threading.get_ident()] else self.hook(grad)
+        here = threading.get_ident()
+        return None if self.threads[here, _depths[here]] else self.hook(grad)
 
 
 _muting = forks.lock()
@@ -270,12 +285,15 @@ _muting = forks.lock()
 @contextlib.contextmanager
 def hooks_off(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Hooks of tensors run where the caller's own graph ends, and not where gradients are only computed for it. Other
-    threads may run a backward pass of their own meanwhile, with all hooks."""
+    threads may run a backward pass of their own meanwhile, with all hooks; so may functions of users that differentiate
+    anew."""
     tables = [hooks for hooks in (quiet._backward_hooks for quiet in tensors) if hooks]
     if not tables:
         yield
         return
-    here, muted = threading.get_ident(), list[tuple[Any, Any, _Muted]]()
+    thread = threading.get_ident()
+    depth = _depths[thread]
+    here, muted = (thread, depth), list[tuple[Any, Any, _Muted]]()
     try:
         with _muting:
             for hooks in tables:
@@ -286,6 +304,7 @@ def hooks_off(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
                     hooks[key] = quiet
         yield
     finally:
+        _depths[thread] = depth  # a function that raised has not ended it
         with _muting:
             for hooks, key, quiet in muted:
                 quiet.threads[here] -= 1
