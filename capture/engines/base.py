@@ -268,6 +268,10 @@ class Recording(Protocol):
         """From now on every replay reads and writes these arguments, static so far, where its call has them. Gives the
         paths of those that the engine knows how to ``rebind``; the others stay as they are."""
 
+    def leaves_alone(self, moves: Sequence[Move]) -> frozenset[str]:
+        """Of tensors that no operator reads, asked for at their first move: the paths of those that nothing else in the
+        recording can read or write either. Wherever they lie from now on, it runs as it is."""
+
     def kernels_using(self, paths: Sequence[str]) -> list[str]:
         """Names of the kernels known to use these tensors."""
 

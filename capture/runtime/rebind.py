@@ -55,7 +55,7 @@ def state_moved(
     if moves_and_others is None or not (moves_and_others[0] or guard is not None):
         return Reply(Verdict.OBSERVE)
     moves, others = moves_and_others
-    outside = _outside(node, tree, moves)
+    outside = _outside(node, tree, _read_where_they_are(node, moves))
     node.check = _is_being_bound
     refusal, learned = _bind(captured, entry, node, values, leaves, tree, moves, others, outside=outside)
     if node.tree is None:  # the pool was given up meanwhile
@@ -190,13 +190,22 @@ def _meets(memory: tuple[int, int], ranges: tuple[list[int], list[int]]) -> bool
     return any(memory[0] < end and begin < memory[1] for begin, end in zip(*ranges, strict=True))
 
 
+def _read_where_they_are(node: Node, moves: Sequence[Move]) -> Sequence[Move]:
+    """Those whose addresses the recording has. It copies what was known to move and operators read; of the rest a
+    kernel may read some that no operator tells of."""
+    assert node.recording is not None
+    rest = [move for move in moves if move.path not in node.recording.copied_paths]
+    unread = [move for move in rest if move.path in node.moving and move.path not in node.guard.written]
+    alone = node.recording.leaves_alone(unread) if unread else frozenset()
+    return [move for move in rest if move.path not in alone]
+
+
 def _outside(node: Node, tree: Tree, moves: Sequence[Move]) -> bool:
     """Whether no moved tensor lies in the pool, or the engine tells it there from what recordings have there."""
     assert node.recording is not None
     if not node.recording.rebinds_tensors or tree.backend.rebinds_to_pool:
         return True
-    copied = node.recording.copied_paths
-    return not any(tree.pool.find(move.tensor.data_ptr()) for move in moves if move.path not in copied)
+    return not any(tree.pool.find(move.tensor.data_ptr()) for move in moves)
 
 
 def _bind(

@@ -239,7 +239,7 @@ def test_training_with_a_window_of_losses(on: str | None) -> None:
 
     def run(wrap: Wrap) -> tuple[Any, list[Tensor]]:
         torch.manual_seed(0)
-        net, losses = nn.Linear(4, 4), deque[Tensor](maxlen=3)
+        net, losses = nn.Linear(4, 4, device=on), deque[Tensor](maxlen=3)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
         @wrap

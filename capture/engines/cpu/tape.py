@@ -800,6 +800,11 @@ class Tape:
         del call, moves, others, generators
         return None
 
+    def leaves_alone(self, moves: Sequence[Move]) -> frozenset[str]:
+        """Nobody asks: each tensor is read where it is."""
+        del moves
+        return frozenset()
+
     def kernels_using(self, paths: Sequence[str]) -> list[str]:
         """Operators need no names here: no rebind of a tape is refused."""
         del paths

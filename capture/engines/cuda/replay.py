@@ -5,6 +5,7 @@ All that does not change from call to call is looked up once, when ``prepare`` w
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.schedule_choice import Order, ScheduleChoice
 from capture.engines.cuda.scheduling import GraphSchedule, schedule_of
 from capture.engines.cuda.streams import in_order
+from capture.key.tensor_meta import span_bytes
 from capture.native import native
 from capture.observe.described import DescribedRun
 from capture.observe.run import ObservedRun
@@ -75,6 +77,8 @@ class CudaRecording:
         self._was_seen_to_draw = False
         self._unread: frozenset[str] = frozenset()
         """Paths of inputs that no operator got."""
+        self._alone: dict[str, bool] = {}
+        """By path of tensors that no operator reads, whether no parameter of a node has an address in them."""
         self._inputs = inputs
         self._bindings: AddressTable | None = None
         self._bound: BoundInputs | None = None
@@ -370,7 +374,7 @@ class CudaRecording:
         addresses = {
             move.path: address
             for move in moves
-            if move.path not in self.copied_paths and (address := move.tensor.data_ptr()) != move.before
+            if not self._is_followed(move) and (address := move.tensor.data_ptr()) != move.before
         }
         if addresses:
             self._keep_order()
@@ -385,6 +389,38 @@ class CudaRecording:
             new = {id(move.was): move.tensor for move in moves if move.was is not None}
             self._version_bumps[:] = [(new.get(id(tensor), tensor), times) for tensor, times in self._version_bumps]
         return True
+
+    def _is_followed(self, move: Move) -> bool:
+        """Whether no parameter of the graph has to be another one for this move."""
+        return move.path in self.copied_paths or self._alone.get(move.path, False)
+
+    def leaves_alone(self, moves: Sequence[Move]) -> frozenset[str]:
+        """See ``Recording.leaves_alone``. A kernel that no operator tells of is given the addresses themselves."""
+        new = [move for move in moves if move.path not in self._alone]
+        if new:
+            words = self._words()
+            for move in new:
+                begin, end = move.before, move.before + span_bytes(move.tensor)
+                first = None if words is None else bisect.bisect_left(words, begin)
+                is_named = words is None or first is None or (first < len(words) and words[first] < end)
+                self._alone[move.path] = not is_named
+        return frozenset(move.path for move in moves if self._alone[move.path])
+
+    def _graphs(self) -> Sequence[torch.cuda.CUDAGraph | None]:
+        return [self._capture.graph()]
+
+    def _words(self) -> list[int] | None:
+        """All that may be an address in the parameters of the nodes, in order; None if it cannot be told."""
+        if kernel_params.missing() is not None:
+            return None
+        try:
+            with torch.cuda.device(self._pool.device):
+                nodes = [node for graph in self._graphs() if graph is not None for node in kernel_params.read(graph)]
+        except kernel_params.DriverError:
+            return None
+        if any(node.words.closed is not None for node in nodes):
+            return None
+        return sorted(word for node in nodes for word in node.words.words)
 
     def learn(
         self, call: Call, moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator]
@@ -403,7 +439,7 @@ class CudaRecording:
         if reason is not None:
             return Refusal(reason, environment=True)
         made = self._made()
-        there = [move for move in (*moves, *others) if move.path not in self.copied_paths]
+        there = [move for move in (*moves, *others) if not self._is_followed(move)]
         elsewhere = [move for move in there if move.tensor.data_ptr() != move.before]
         others = [move for move in there if move not in elsewhere]
         learned = learn_addresses(

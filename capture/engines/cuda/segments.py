@@ -165,7 +165,14 @@ class SegmentedGraphs(CudaRecording):
 
     @override
     def rebind(self, moves: Sequence[Move]) -> bool:
-        return False
+        """What is copied before every replay is copied from elsewhere."""
+        if any(move.tensor.data_ptr() != move.before and not self._is_followed(move) for move in moves):
+            return False
+        return super().rebind(moves)
+
+    @override
+    def _graphs(self) -> Sequence[torch.cuda.CUDAGraph | None]:
+        return [*self._earlier, *super()._graphs()]
 
     @override
     def _learn(self, *args: Any) -> Refusal | None:
