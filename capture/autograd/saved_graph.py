@@ -37,6 +37,7 @@ from capture.autograd.result_groups import FREED, Group, Part, can_keep, groups_
 from capture.core.data import define
 from capture.engines.base import Geometry
 from capture.key import pytree
+from capture.key.packages import package_of
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
 from capture.key.tensor_kind import refuses
 from capture.observe import shared_casts
@@ -615,7 +616,7 @@ class GraphSaver:
         self._hooks: list[tuple[Any, Callable[..., Any]]] = []
         """Nodes, and the hooks that they get."""
         self._of_users: list[Any] = []
-        """Nodes of functions of users."""
+        """Nodes of functions of users, without torch's own, as those of compiled code: these differentiate nothing."""
 
     def run(self, values: tuple[Any, ...], empty: dict[Any, torch.Tensor]) -> ForwardOutputs:
         """``empty``: by dtype and device, what aliases become afterwards, so that the graph keeps no memory alive."""
@@ -774,7 +775,7 @@ class GraphSaver:
         program.donates = any(map(writes_saved_tensors, nodes))
         of_users = [(node, function) for node in nodes if (function := function_of(node)) is not None]
         program.functions = tuple(dict.fromkeys(function for _, function in of_users))
-        self._of_users = [node for node, _ in of_users]
+        self._of_users = [node for node, function in of_users if package_of(function.__module__) != "torch"]
         program.kept_by_nodes = tuple(
             (value, f"{function.__qualname__}'s ctx.{name}")
             for node, function in of_users
