@@ -223,10 +223,9 @@ class CudaBackend:
         """Kernels of unknown memory may read all state that the body can reach, and write any argument: note that in
         the facts."""
         storages = {id(implicit.external.storage) for implicit in described.implicit} | recorder.arguments
-        replaced = {effect.change.source.path for effect in described.effects}
         for key, owners in watched.before.tensors.items():
             source, tensor = owners[0]
-            if key not in storages and tensor.device == self.device and tensor.numel() and source.path not in replaced:
+            if key not in storages and tensor.device == self.device and tensor.numel():
                 same = tuple(owner for owner in owners if owner[1] is tensor)
                 external = External(tensor, tensor.untyped_storage(), None)
                 described.guarded.append(ImplicitInput(source.path, same, external))
