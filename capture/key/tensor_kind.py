@@ -10,6 +10,7 @@ import torch
 
 from capture.core.data import frozen
 from capture.core.interrupts import let_through
+from capture.torch_private.capabilities import unseen
 from capture.torch_private.freed_graph import freed_graph, with_freed_graph
 
 PLAIN_TYPES = frozenset({
@@ -124,8 +125,27 @@ class AsArray:
         return array
 
 
+@frozen
+class OnHost:
+    """A copy on the host of a tensor on a device: what the operator makes with these options."""
+
+    op: Any
+    options: dict[str, Any]
+
+    @staticmethod
+    def is_of(value: Any) -> bool:
+        """Whether it was copied already, and may have become an array since."""
+        return not issubclass(type(value), torch.Tensor) or bool(value.is_cpu)
+
+    def given_to(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy, once all that was launched before has run."""
+        with torch.no_grad(), unseen():
+            copied: torch.Tensor = self.op(tensor, **self.options)
+        return copied
+
+
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-Kind = TensorKind | WithoutGraph | AsArray
+Kind = TensorKind | WithoutGraph | AsArray | OnHost
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:

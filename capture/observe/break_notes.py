@@ -60,6 +60,7 @@ class BreakNotes(RunNotes):
             uses = returned_value.uses_of_array()
         if uses is not None and all(self._is_reached(one.holder) for one in uses[0]):
             return self._hand_out(name, tensor, read, *uses)
+        self.use_on_host([tensor])
         place: str | None = None
         if reader is not None and name == "tolist" and tensor.dim() and tensor.numel() <= host_values.MOST_MEMBERS:
             place = returned_value.place_of_list()
@@ -174,6 +175,7 @@ class BreakNotes(RunNotes):
         self, begin: IslandBegin, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:  # fmt: skip
         """An island is about to run: note what would make a recording impossible, as far as it shows beforehand."""
+        self.use_on_host(islands.tensors_of((args, kwargs)))
         try:
             islands.check_arguments((args, kwargs), self.is_of_every_call)
         except islands.UnsuitedError as unsuited:

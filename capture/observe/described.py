@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from attrs import field
+from attrs import evolve, field
 
 from capture.core.data import define, frozen
 from capture.core.facts import Facts
-from capture.key.tensor_kind import AsArray, TensorKind, is_leaf
+from capture.key.tensor_kind import AsArray, OnHost, TensorKind, is_leaf
+from capture.observe.host_copies import HostCopies
 from capture.observe.trace import External
 from capture.state.snapshot import Change
 from capture.state.source import Source
@@ -49,6 +50,8 @@ class KeptLeaf:
     source: int | str | None = None
     array: AsArray | None = None
     """The body left an array on this tensor's memory, or what is made of it."""
+    host: OnHost | None = None
+    """The body left a copy on the host of this tensor."""
     read: Any = None
     """Of a number that the host reads anew in each call: the number of the read, among those of the run; that and how
     it follows from the read, if it is computed; or its formula (``observe.computed``). None for any other leaf."""
@@ -87,6 +90,14 @@ class KeptEffect:
     leaves: tuple[KeptLeaf, ...]
 
 
+def _on_device(copies: HostCopies, leaves: Sequence[KeptLeaf]) -> list[KeptLeaf]:
+    found = [None if leaf.host is None else copies.of(leaf.value) for leaf in leaves]
+    return [
+        leaf if copy is None or copy.there is None else evolve(leaf, value=copy.there)
+        for leaf, copy in zip(leaves, found, strict=True)
+    ]
+
+
 @define
 class DescribedRun:
     """The facts of a watched run, and its live parts."""
@@ -101,3 +112,9 @@ class DescribedRun:
     """Formulas of what the run left (``observe.computed.Computed``)."""
     unread: frozenset[str] = frozenset()
     """Paths of inputs that no operator got: they are returned, or not used."""
+
+    def with_copies(self, copies: HostCopies) -> DescribedRun:
+        """The run with values on the device in the place of copies on the host, where it is recorded."""
+        self.outputs = _on_device(copies, self.outputs)
+        self.effects = [evolve(effect, leaves=tuple(_on_device(copies, effect.leaves))) for effect in self.effects]
+        return self

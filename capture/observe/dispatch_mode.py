@@ -19,6 +19,7 @@ from capture.core import slow_calls
 from capture.core.facts import Draw, HostWork, Mutation, MutationEvidence
 from capture.core.interrupts import is_interrupt
 from capture.key.numpy_arrays import MOST_BYTES
+from capture.key.tensor_kind import OnHost
 from capture.key.tensor_meta import is_in_order, is_part_of_one, is_whole, memory_of, span_bytes, storage_of
 from capture.observe import operator_schema, returned_value, source_location
 from capture.observe.break_notes import BreakNotes
@@ -41,6 +42,7 @@ from capture.observe.operator_schema import (
 )
 from capture.observe.trace import Produced, Reshaped, RunTrace, scalars_of
 from capture.torch_private.capabilities import autocast_inside, generator_id
+from capture.torch_private.devices import captures_kernels
 from capture.torch_private.generators import default_generator
 from capture.torch_private.operators import is_higher_order, kernel_of_others, resolving_conjugates
 from capture.torch_private.subclasses import is_wrapper, only_shapes
@@ -105,6 +107,7 @@ class ObserveMode(BreakNotes):
             self.fault = error
             ran: tuple[Any] | None = self._ran
         finally:
+            self.trace.host_copies.is_next = False
             self._ran = None  # what torch makes is a fresh tensor as long as nobody else has it
         return self._unseen(op, args, kwargs) if ran is None else ran[0]
 
@@ -118,6 +121,8 @@ class ObserveMode(BreakNotes):
 
     def _watch(self, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator and note it."""
+        if self.trace.host_copies.known and not self.looks_away:
+            self.use_on_host(tensors_in(args, kwargs))
         if not (types and TENSORS.issuperset(types)) and any(map(is_wrapper, types)):
             return NotImplemented  # it opens itself: its operators on plain tensors are dispatched next
         is_looked_at = self.looks_away or self._arrays.known or self._borrowed.known
@@ -246,6 +251,9 @@ class ObserveMode(BreakNotes):
             with autocast_inside(casting) if casting else _NOTHING, resolving_conjugates() if is_complex else _NOTHING:
                 result = self.execute(op, args, kwargs)
         _count_writes(versions)
+        if self.trace.host_copies.is_next:
+            sync = self._sync_here(op_traits.name, False, None)
+            self.trace.host_copies.note(OnHost(op, kwargs), op_traits.name, result, sync)
         return result
 
     def _see_host(
@@ -279,7 +287,10 @@ class ObserveMode(BreakNotes):
         elif crossing and op.base in ("_to_copy", "copy_", "copy"):
             onto = torch.device(target) if target is not None else inputs[0].device
             if onto.type == "cpu":  # in the other direction the engine keeps a copy on the device up to date
-                self.note_sync(op.name)
+                is_copy = op.base == "_to_copy" and captures_kernels(inputs[0].device) and _is_plain(inputs[0])
+                self.trace.host_copies.is_next = is_copy
+                if not is_copy:
+                    self.note_sync(op.name)
 
     def _see_blank(self, op: OperatorTraits, inputs: list[torch.Tensor]) -> None:
         """Look for operands on memory that no operator wrote."""
@@ -479,6 +490,11 @@ def _sees_others(tensors: list[torch.Tensor]) -> bool:
 
 def _shape_of(tensor: torch.Tensor) -> Reshaped:
     return tensor, tensor.untyped_storage(), int(tensor.storage_offset()), tensor.shape, tensor.stride()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is its memory alone."""
+    return tensor.layout is torch.strided and not (tensor.is_complex() or tensor.is_neg() or tensor.is_nested)
 
 
 def _storages_written(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

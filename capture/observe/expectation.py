@@ -49,6 +49,7 @@ def expected(watched: ObservedRun, described: DescribedRun) -> Expectation | Non
     leaves = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
     plain = (
         trace.plain
+        and not trace.host_copies.were_made
         and not trace.gradients  # a backward pass inside the body is looked at in full
         and not any(special)
         and len(facts.devices) == 1

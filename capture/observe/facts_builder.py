@@ -89,8 +89,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     gradients = gradient_uses.uses(watched, classify.argument, kept)
     obstacles = gradient_uses.obstacles(watched, classify.argument, outputs, effects) if gradients else []
     opaque = _opaque_outputs(watched, outputs)
-    for leaf in [leaf for leaf in kept if leaf.kind == "fresh" and not gradients]:
-        leave_graph(leaf.value)
+    _leave_graphs(() if gradients else kept)
     left = _escapes(watched, kept, is_explained=bool(gradients or opaque))
     _find_state(watched, implicit)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})
@@ -130,7 +129,14 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         scalars=tuple(trace.scalars),
     )
     unread = {path for path, leaf in arguments if trace.is_unread(leaf)}.union(input_.path for input_ in handed_on)
-    return DescribedRun(facts, implicit, outputs, effects, computed=found, unread=frozenset(unread))
+    run = DescribedRun(facts, implicit, outputs, effects, unread=frozenset(unread), computed=found)
+    return run.with_copies(trace.host_copies) if trace.host_copies.known else run
+
+
+def _leave_graphs(leaves: Sequence[KeptLeaf]) -> None:
+    for leaf in leaves:
+        if leaf.kind == "fresh":
+            leave_graph(leaf.value)
 
 
 def uses_unwritten(watched: ObservedRun, described: DescribedRun) -> bool:
@@ -204,6 +210,8 @@ def _escapes(watched: ObservedRun, leaves: Sequence[KeptLeaf], *, is_explained: 
     if is_explained or "foreign" in [leaf.kind for leaf in leaves]:
         return []
     kept = {id(leaf.value.untyped_storage()) for leaf in leaves if leaf.kind == "fresh"}
+    copies = watched.watch.trace.host_copies
+    kept |= copies.kept() if copies.known else set()
     left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
     if left:
         empty_dropped(watched.before, watched.changed)
@@ -303,6 +311,16 @@ class Classifier:
         """Argument leaves on this storage."""
         return self._arguments.get(id(storage), [])
 
+    def _fresh(self, path: str, value: torch.Tensor) -> KeptLeaf:
+        """A tensor that the body made, maybe by a copy to the host."""
+        copy = self._watched.watch.trace.host_copies.of(value)
+        if copy is None:
+            return KeptLeaf(path, value, "fresh")
+        if not copy.is_left_as(value):
+            self._watched.watch.trace.syncs.setdefault(*copy.sync)
+            return KeptLeaf(path, value, "fresh")
+        return KeptLeaf(path, value, "fresh", host=copy.kind)
+
     def leaf(self, path: str, value: Any) -> KeptLeaf:
         """Classify one leaf of an output or effect."""
         if not issubclass(type(value), torch.Tensor):
@@ -322,7 +340,8 @@ class Classifier:
         if arguments:
             return KeptLeaf(path, value, "input-view", arguments[0][0])
         if self._watched.watch.made(value):
-            return KeptLeaf(path, value, "fresh")
+            known = self._watched.watch.trace.host_copies.known
+            return self._fresh(path, value) if known else KeptLeaf(path, value, "fresh")
         owners = self._owners(storage)
         if owners and any(tensor is value for _, tensor in owners):
             owner = next(source for source, tensor in owners if tensor is value)

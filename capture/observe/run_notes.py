@@ -17,6 +17,7 @@ from capture.key.tensor_meta import nbytes_of, storage_of
 from capture.observe import host_values, islands, operator_schema, source_location
 from capture.observe.forms import Form
 from capture.observe.higher_order import HigherOrderMode
+from capture.observe.host_copies import HostCopy
 from capture.observe.operator_schema import OperatorTraits
 from capture.observe.probes.device_syncs import device_syncs, is_taken_to_wait
 from capture.observe.probes.metadata_reads import COUNTING
@@ -349,14 +350,26 @@ class RunNotes(HigherOrderMode):
 
     def note_sync(self, op: str, *, data_dependent_shape: bool = False, compared_on: str | None = None) -> None:
         """Note a host read, once a line. ``compared_on``: what is read on such a device may be compared."""
+        at, sync = self._sync_here(op, data_dependent_shape, compared_on)
+        self.trace.syncs.setdefault(at, sync)
+
+    def _sync_here(self, op: str, data_dependent_shape: bool, compared_on: str | None) -> tuple[Any, HostSync]:
         where = source_location.user_location()
         kind = (data_dependent_shape, compared_on)
         at = (where.file, where.line, *kind) if where else (op, 0, *kind)
-        if at not in self.trace.syncs:
-            self.trace.syncs[at] = HostSync(
-                op=op, where=where, data_dependent_shape=data_dependent_shape, is_compared=compared_on is not None,
-                device=compared_on or "", through=source_location.called_by_user(),
-            )  # fmt: skip
+        return at, HostSync(
+            op=op, where=where, data_dependent_shape=data_dependent_shape, is_compared=compared_on is not None,
+            device=compared_on or "", through=source_location.called_by_user(),
+        )  # fmt: skip
+
+    def use_on_host(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Code of the body gets these tensors: where it copied one from a device, it waits for that."""
+        for copy in self.trace.host_copies.used(tensors):
+            self.wait_for(copy)
+
+    def wait_for(self, copy: HostCopy) -> None:
+        """More comes of this copy than that it is returned or kept."""
+        self.trace.syncs.setdefault(*copy.sync)
 
     def _given(self) -> list[tuple[str, torch.Tensor]]:
         return [(path, leaf) for path, one in self._leaves if (leaf := one()) is not None]

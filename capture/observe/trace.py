@@ -29,6 +29,7 @@ from capture.key.pytree import PLAIN_TYPES
 from capture.key.tensor_kind import ArraySteps, AsArray
 from capture.key.tensor_meta import digest, nbytes_of
 from capture.observe import collectives as _collectives
+from capture.observe.host_copies import HostCopies
 from capture.observe.operator_schema import TENSORS, OperatorTraits, is_tensor
 from capture.observe.returned_value import Kept
 from capture.torch_private.distributed import text_of
@@ -179,6 +180,7 @@ class RunTrace:
     """Numbers of reads that formulas take (``observe.computed``)."""
     arrays: dict[int, HandedOut] = field(factory=dict)
     """By ``id`` of the array."""
+    host_copies: HostCopies = field(factory=HostCopies)
     islands: list[Island] = field(factory=list)
     breaks: list[Break] = field(factory=list)
     _broken_off: int = 0

@@ -108,8 +108,9 @@ def _kinds(
         others = [at for at in group.positions if id(leaves[at].value) not in joined]
         if 0 < len(others) < len(group.positions):
             kinds_by_position += [(at, WithoutGraph()) for at in others if at not in kinds and leaves[at].array is None]
+    copies = [(position, leaf.host) for position, leaf in enumerate(leaves) if leaf.host is not None]
     arrays = [(position, leaf.array) for position, leaf in enumerate(leaves) if leaf.array is not None]
-    return (*kinds_by_position, *arrays)
+    return (*kinds_by_position, *copies, *arrays)  # an array lies on the copy's memory
 
 
 def _arrays(leaves: Sequence[KeptLeaf]) -> frozenset[int]:

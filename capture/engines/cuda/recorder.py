@@ -29,6 +29,7 @@ from capture.observe.break_notes import IslandBegin
 from capture.observe.collectives import obstacle, registers_segments
 from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.forms import Form
+from capture.observe.host_copies import HostCopy
 from capture.observe.islands import Outcome, tensors_of
 from capture.observe.operator_schema import (
     Operator,
@@ -233,7 +234,8 @@ class GraphRecorder(ObserveMode):
         """Run the operator, which launches into the graph."""
         self._look_for_launches()
         try:
-            result = self._launch(op, args, kwargs)
+            is_copy = self.trace.host_copies.is_next
+            result = self._copy_to_host(op, args, kwargs) if is_copy else self._launch(op, args, kwargs)
         finally:
             self._nodes = self._count() if self._count is not None else 0
         if self._segments is not None:
@@ -271,6 +273,24 @@ class GraphRecorder(ObserveMode):
             if tensor.is_cpu and not op_traits.draws:
                 host.note_constant(tensor)
         return result
+
+    def _copy_to_host(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """The graph keeps the values on the device, as they may be written later. What the body gets has none: it only
+        returns or keeps it, and each replay hands out a copy (``tensor_kind.OnHost``)."""
+        assert self._host is not None
+        try:
+            (source,) = [self._host.replace_moving(tensor) for tensor in tensors_in(args, kwargs)]
+        except RefusedError as refused:
+            raise RefusedError(f"{refused}{_at()}") from None
+        self._check(looked_up(op)[0], args, kwargs, [source], is_break=False)
+        snapshot = self.trace.host_copies.snapshot = torch.ops.aten.clone.default(source)
+        self.note_made(snapshot)
+        form = kwargs.get("memory_format") or torch.preserve_format
+        return torch.empty_like(snapshot, dtype=kwargs.get("dtype"), device="cpu", memory_format=form)
+
+    @override
+    def wait_for(self, copy: HostCopy) -> None:
+        raise RefusedError(f"{copy.op} waits for the device{_at()}")
 
     def _end_segment(
         self, op_traits: OperatorTraits, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -340,7 +340,7 @@ class SegmentRun:
 
     def trunk(self, trace: RunTrace) -> list[Seen] | None:
         """All that operators did, so that recordings can be compared. None if that is not known of each."""
-        if not len(self.seen) == len(trace.sequence) == len(trace.scalars):
+        if trace.host_copies.were_made or not len(self.seen) == len(trace.sequence) == len(trace.scalars):
             return None
         return list(zip(trace.sequence, trace.scalars, self.seen, strict=True))
 
