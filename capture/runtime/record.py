@@ -28,7 +28,7 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
 from capture.runtime.in_line import read_in_line
 from capture.runtime.inputs import generators_of, inputs_for, known_to_move, moving_paths, written_paths
-from capture.runtime.record_outputs import kept_values, own_values, plan_recorded
+from capture.runtime.record_outputs import kept_values, own_values, plan_recorded, with_gradients_read
 from capture.runtime.replay import count_writes, tell
 from capture.runtime.verdict import Reply, Verdict, done
 from capture.state import body_run
@@ -356,8 +356,7 @@ def _node(
     )
     latest_guards[captured], entry.places, entry.read = weakref.ref(guard), guard.places, None
     statics = {input_.path: input_.owners[0][1] for input_ in (*described.implicit, *described.guarded)}
-    read = {id(tensor) for tensor in statics.values()}
-    outputs.leave_out_gradients(read)
+    outputs.leave_out_gradients(with_gradients_read(described, statics))
     outputs.deposits = captured.deposits
     parts = node_parts(
         function=captured, recording=recorded.recording, outputs=outputs, check=guard.check, guard=guard,

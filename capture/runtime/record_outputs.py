@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from capture.autograd.saved_graph import ForwardOutputs
 from capture.engines.base import Pool, Recorded
-from capture.key.pytree import children, is_container
+from capture.key.pytree import children, is_container, leaves
 from capture.observe.described import DescribedRun
 from capture.observe.result_objects import is_copied
 from capture.runtime.captured import Captured
@@ -54,6 +57,16 @@ def _again(captured: Captured, result: Any) -> dict[int, Again]:
     number = Counter(map(id, result))
     return {
         id(member): "shown" for at, member in enumerate(result) if captured.deposits((at,)) and number[id(member)] == 1
+    }
+
+
+def with_gradients_read(described: DescribedRun, statics: Mapping[str, torch.Tensor]) -> set[int]:
+    """``id`` of the tensors that get other gradients, and whose gradients before that the body read, as where it adds
+    to them in a first backward pass and clears them before a second one. A replay must not write there until then."""
+    read = {id(tensor) for tensor in statics.values()}
+    replaced = [one.change for one in described.effects if one.change.source.name == "grad"]
+    return {
+        id(change.source.holder) for change in replaced if any(id(leaf) in read for _, leaf in leaves(change.before))
     }
 
 

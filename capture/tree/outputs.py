@@ -19,7 +19,6 @@ from attrs import field
 from capture.core.data import define, frozen
 from capture.core.options import Outputs
 from capture.engines.base import Block, Geometry, OwnedOutput, Pool, Recording, on_storage
-from capture.key import pytree
 from capture.key.tensor_kind import Kind
 from capture.native import native
 from capture.observe.returned_value import AsReturned, computed
@@ -266,14 +265,14 @@ class OutputPlan:
         return ([], []) if gradients is None else (parameters, gradients)
 
     def leave_out_gradients(self, read: Container[int]) -> None:
-        """The body reads the gradients of these tensors, by ``id``, before it replaces them."""
-
-        def is_read(of: Reference) -> bool:
-            gradient = getattr(of(), "grad", None)
-            return id(gradient) in read or any(id(leaf) in read for _, leaf in pytree.leaves(gradient))
-
-        self.gradients = {number: of for number, of in self.gradients.items() if not is_read(of)}
-        self.shared = {number: several for number, several in self.shared.items() if not any(map(is_read, several))}
+        """The body reads the gradients that these tensors, by ``id``, have before it replaces them."""
+        left_out = [number for number, of in self.gradients.items() if id(of()) in read]
+        groups, effects = self.others
+        self.others = (*groups, *left_out), (*effects, *[self.slots[number] for number in left_out])
+        self.gradients = {number: of for number, of in self.gradients.items() if number not in left_out}
+        self.shared = {
+            number: several for number, several in self.shared.items() if not any(id(of()) in read for of in several)
+        }
 
     def keeps_gradients(self) -> bool:
         """Whether all that became gradients in the last replay still are, as they were made, and nobody else uses
