@@ -133,6 +133,19 @@ class Computed:
         at, own = max(self.taken), [answer for _, answer in self.asked] if answers is None else answers
         return (*self.reads[:at], _told(self.asked, own), *self.reads[at + 1 :])
 
+    def questions(self) -> tuple[str, ...]:
+        """What is asked, in turn."""
+        return tuple([question.text for question, _ in self.asked])
+
+    def may_part_from(self, other: Computed) -> bool:
+        """Whether both may be runs of one key: they ask the same, in turn, up to another answer."""
+        for (question, answer), (theirs, answered) in zip(self.asked, other.asked, strict=False):
+            if question.text != theirs.text:
+                return False
+            if answer != answered:
+                return True
+        return True
+
     def answers(self, numbers: Mapping[Variable, Any], known: dict[Any, Any] | None = None) -> list[Any]:
         """The answers for these numbers. Raises what Python raises. ``known``: see ``Formula.value``."""
         known = {} if known is None else known
@@ -199,10 +212,11 @@ class Formulas(Protocol):
 
 @frozen(eq=False)
 class Known:
-    """Formulas that were proven, of which some may fit a call with these numbers."""
+    """Formulas that were proven, of which some may fit a call with these numbers. ``shown``: for its own key."""
 
     candidates: Sequence[Computed]
     numbers: Mapping[Variable, Any]
+    shown: Sequence[Computed] = ()
 
     def takes(self, reads: Sequence[str]) -> bool:
         """See ``Formulas``."""
@@ -218,7 +232,16 @@ class Known:
 
     def found(self, watched: ObservedRun, left: Left) -> Computed | None:
         """See ``Formulas``."""
-        return only_one(one for one in self.candidates if self._is_of(watched, left, one))
+        own = [one for one in self.shown if self._is_of(watched, left, one)]
+        return only_one(own or (one for one in self._likely() if self._is_of(watched, left, one)))
+
+    def _likely(self) -> Sequence[Computed]:
+        """Those that may be of this key: they ask what is known to be asked for it, and no other one asks something
+        else after the same answers, as with another constant."""
+        if not self.shown:
+            return self.candidates
+        known = [*self.shown, *self.candidates]
+        return [one for one in self.candidates if all(one.may_part_from(other) for other in known)]
 
     def _is_of(self, watched: ObservedRun, left: Left, one: Computed) -> bool:
         trace = watched.watch.trace
@@ -266,10 +289,10 @@ class KnownOf:
 
 def only_one(fitting: Iterable[Computed]) -> Computed | None:
     """The first of those that fit a run. None where another one gives the same of these numbers and something else of
-    others, as calls with other keys have other constants: nobody can tell which one it was (``loss * 0.5`` of 0). What
-    operators get in some of them, they may get in this run."""
+    others, or asks something else, as calls with other keys have other constants: nobody can tell which one it was
+    (``loss * 0.5`` of 0, ``loss < 0.1`` of 5). What operators get in some of them, they may get in this run."""
     found = [*fitting]
-    if len({repr(one.left_text()) for one in found}) != 1:
+    if len({repr((one.left_text(), one.questions())) for one in found}) != 1:
         return None
     given = {formula.text(): formula for one in found for formula in one.given}
     if len(given) == len(found[0].given):

@@ -340,7 +340,7 @@ class _Walk(Commit):
             return None
         if computed.branch(answers) == computed.branch():
             return text
-        known = None if decisions is None else decisions.branch_of(self.values, numbers)
+        known = None if decisions is None else decisions.branch_of(self.values, numbers, computed)
         is_here = known is not None and len(known) > number and known[:number] == self.node.reads[:number]
         branch: tuple[str, ...] = known if known is not None and is_here else computed.branch(answers)
         return branch[number]
@@ -373,6 +373,8 @@ class _Walk(Commit):
         """The reads as a branch begins that was proven, if one agrees with what is known by now."""
         decisions = self.captured.decisions
         proven: Sequence[Computed] = () if decisions is None else decisions.candidates()
+        own = self.node.computed  # other keys may have other constants
+        proven = [one for one in proven if own is None or one.may_part_from(own)]
         branches = (one.branch() for one in proven if self._agrees(one, one.branch(), reads))
         return next((branch[: len(reads)] for branch in branches), reads)
 

@@ -374,7 +374,8 @@ class Captured:
         if self.decisions is not None:
             call.changes = functools.partial(self.decisions.changes, values)
         is_whole = self.decisions is not None and (entry is None or entry.region is None)
-        call.formulas = self.decisions.formulas(values) if is_whole else None
+        constants = None if entry is None else entry.constants
+        call.formulas = self.decisions.formulas(values, constants) if is_whole else None
         if call.formulas is None and self.computed and (entry is None or entry.region is None):
             call.formulas = KnownOf(tuple(self.computed), values)
         call.amounts = either(by_answers, amounts_of(self.added) if self.added else None)

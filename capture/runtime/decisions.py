@@ -109,6 +109,8 @@ class Decisions:
     """For each tuple of answers with what is read, the places that runs changed."""
     _computed: dict[tuple[Any, ...], list[Computed]] = field(factory=dict)
     """For each tuple of answers, what Python computes of numbers and the body leaves (``formulas``)."""
+    _shown_for: dict[Any, list[Computed]] = field(factory=dict)
+    """Of these, those of keys with the same ``Entry.constants``."""
     _standing: dict[tuple[Any, ...], tuple[Number, ...]] = field(factory=dict)
     """For each tuple of answers, the numbers of one call that gave them."""
     _replays_then: int = -1
@@ -162,21 +164,27 @@ class Decisions:
         """Whether more comes of these numbers than their answers."""
         return bool(self.positions) and self.own(values) is not None and not self.parts(values)
 
-    def formulas(self, values: Values) -> Known | None:
-        """See ``Call.formulas``. As for amounts, what was proven for other answers counts as likely."""
+    def shown_for(self, constants: Any) -> list[Computed]:
+        """What was proven for keys with these ``Entry.constants``: other ones may be compared with other numbers."""
+        return self._shown_for.setdefault(constants, [])
+
+    def formulas(self, values: Values, constants: Any = None) -> Known | None:
+        """See ``Call.formulas``. As for amounts, what was proven for other answers counts as likely. So does what was
+        proven for other keys, until some was for one with these ``constants``."""
         own = self.own(values)
         if own is None or not self._computed:
             return None
         proven = self._computed.get(self._walked(own)[0])
         likely = proven if proven is not None else [one for several in self._computed.values() for one in several]
-        return Known(tuple(likely), dict(enumerate(own)))
+        return Known(tuple(likely), dict(enumerate(own)), tuple(self._shown_for.get(constants, ())))
 
-    def branch_of(self, values: Values, numbers: Numbers) -> tuple[str, ...] | None:
-        """What a run with these numbers, and those that it read, is known to read, as ``Facts.reads`` has it."""
+    def branch_of(self, values: Values, numbers: Numbers, other: Computed) -> tuple[str, ...] | None:
+        """What a run with these numbers, and those that it read, is known to read, as ``Facts.reads`` has it, where an
+        ``other`` run of the same key asked and answered something else."""
         known = self.formulas(values)
         for one in known.candidates if known is not None else ():
             try:
-                if one.answers(numbers) == [answer for _, answer in one.asked]:
+                if one.may_part_from(other) and one.answers(numbers) == [answer for _, answer in one.asked]:
                     return one.branch()
             except (ArithmeticError, ValueError, TypeError, KeyError):
                 continue
@@ -192,11 +200,12 @@ class Decisions:
         return any(len(reads) - 1 in one.taken and (one.asked or not asks) for one in self.candidates())
 
     def covers(self, values: Values, facts: Facts) -> bool:
-        """Whether it was shown what a run with these numbers does with them, which read this."""
-        own = self.own(values)
-        if not self.reads_others or not self.positions or own is None:
+        """Whether it was shown what a run with these numbers does with them, which read this. Where values are compared
+        that formulas took in the runs that showed it, nothing was: the numbers may be asked for together with those."""
+        own, read = self.own(values), read_and_compared(facts)
+        if not (self.reads_others or read) or not self.positions or own is None:
             return True
-        return (self._walked(own)[0], read_and_compared(facts)) in self._proven
+        return (self._walked(own)[0], read) in self._proven
 
     def candidates(self) -> list[Computed]:
         """All formulas that were proven."""
@@ -372,7 +381,8 @@ def hold(captured: Captured, entry: Entry, bound: Call) -> Verdict:
         decisions.forbid(bound.values)
         return _after_forbidding(captured, entry, bound, before) if decisions.positions else Verdict.GO_ON
     wanted = read_by_number(entry.facts, decisions.candidates())
-    learned = _learned(captured, bound, decisions, wanted, entry.facts)
+    plain = None if entry.shares_no_proof else entry.facts
+    learned = _learned(captured, bound, decisions, wanted, plain, constants=entry.constants)
     entry.is_alone = entry.is_alone or not learned.is_shared
     if learned.unplaced and _takes_more_places(captured, entry, bound, wanted):
         return Verdict.START_OVER
@@ -421,11 +431,11 @@ class _Learned:
 
 def _learned(
     captured: Captured, call: Call, decisions: Decisions, wanted: frozenset[int], facts: Facts | None = None, *,
-    is_branch: bool = False,
+    is_branch: bool = False, constants: Any = None,
 ) -> _Learned:  # fmt: skip
     """Run the body with the numbers of a call and others, and keep what that shows. ``wanted``: reads of which formulas
     may take the value; ``facts``: of a plain run of such a call, with the numbers of another step. ``is_branch``: the
-    call went another way than those before, on which it may read more."""
+    call went another way than those before, on which it may read more. ``constants``: those of its entry."""
     run = BodyRun()
     if call.binder.places and others_may_run():  # who would see the numbers put there
         decisions.forbid(call.values)
@@ -444,7 +454,10 @@ def _learned(
         return _Learned(is_enough=True, unplaced=proof.unplaced)
     if proof is None or not decisions.learn(proof):
         return _Learned(is_enough=None)
-    call.formulas = decisions.formulas(call.values)  # else a run of this call would not know what was proven now
+    found, shown = proof.computed if proof.is_enough else None, decisions.shown_for(constants)
+    if constants is not None and found is not None and found.text() not in [one.text() for one in shown]:
+        shown.append(found)
+    call.formulas = decisions.formulas(call.values, constants)  # else a run of it would not know what was proven now
     return _Learned(is_enough=bool(proof.is_enough), is_shared=proof.is_shared)
 
 
@@ -528,7 +541,7 @@ def proves_branch(captured: Captured, entry: Entry, bound: Call, reads: tuple[st
     if entry.branch_proofs > 2 * MOST_BRANCHES:
         return False
     wanted = frozenset(number for one in decisions.candidates() for number in one.taken)
-    learned = _learned(captured, bound, decisions, wanted, is_branch=True)
+    learned = _learned(captured, bound, decisions, wanted, is_branch=True, constants=entry.constants)
     if learned.unplaced:
         _takes_more_places(captured, entry, bound, wanted)
     is_enough = learned.is_enough is True and not learned.unplaced

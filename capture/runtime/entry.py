@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
+import torch
 from attrs import evolve, field
 
 from capture.core.data import define, frozen
@@ -109,6 +110,14 @@ class Steadiness:
         return self.stops >= MOST_STOPS and self.stops * LEAST_REPLAYS > self.replays
 
 
+def _without_tensors(part: Any) -> Any:
+    if type(part) is not tuple:
+        return part
+    if part and (type(part[0]) is torch.dtype or part[0] == "answers"):
+        return None
+    return tuple(map(_without_tensors, part))
+
+
 @seen
 @define(eq=False)
 class Entry:
@@ -129,6 +138,8 @@ class Entry:
     """How many watched runs read these values."""
     asks_no_more: bool = False
     """It was shown that of the numbers that its key leaves out only answers count (``decisions``)."""
+    shares_no_proof: bool = False
+    """A run asked something else than what was shown by the numbers of another size."""
     has_tried_formulas: bool = False
     """It was looked whether formulas take what its body reads on the host (``decisions.begins_with_reads``)."""
     array_reads: set[tuple[str, ...]] = field(factory=set)
@@ -204,6 +215,12 @@ class Entry:
     another entry, so that none changes its kind while a call in another thread is under way."""
     plain: Entry | None = None
     """The entry that this is the ``forward`` one of."""
+
+    @property
+    def constants(self) -> Any:
+        """All of its key but the metadata of tensors, and answers that stand for numbers. With equal ones, equal
+        constants in Python state are compared with numbers."""
+        return _without_tensors(self.key[:-1])
 
     @property
     def family(self) -> Family | None:

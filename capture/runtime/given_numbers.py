@@ -189,7 +189,7 @@ def _other(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: P
     """Record the call with other numbers than its own and those that it reads, and undo that. None where that is no
     recording."""
     values = _with_others(captured, bound.values)
-    known = captured.decisions.formulas(values) if captured.decisions is not None else None
+    known = captured.decisions.formulas(values, entry.constants) if captured.decisions is not None else None
     if known is None or tree.path or tree.warm:
         return None
     reads, nodes = _OtherReads(known.candidates, known.numbers), set(entry.nodes)

@@ -93,6 +93,12 @@ def give_up_reads(captured: Captured, entry: Entry, tree: Tree) -> Reply:
     return GO_ON
 
 
+def _forget_shown(captured: Captured, entry: Entry) -> None:
+    """What its key leaves out of Python state may be another constant from now on."""
+    if captured.decisions is not None:
+        captured.decisions.shown_for(entry.constants).clear()
+
+
 def note_difference(captured: Captured, entry: Entry, tree: Tree, path: str, *, is_wrong: bool) -> None:
     """A recording that differs is forgotten; of a body that differs from itself it is said."""
     facts = captured.bare_facts(verification=Verification(path=path, deterministic=is_wrong))
@@ -115,6 +121,7 @@ def forget(captured: Captured, entry: Entry, tree: Tree) -> None:
         entry.without_region()
     captured.clear_fast_paths()
     entry.plan, entry.facts, entry.asks_no_more = None, None, False
+    _forget_shown(captured, entry)
     entry.forget_arrays()
     entry.branches.clear()
     enter(captured, entry, "cold")

@@ -21,6 +21,7 @@ from capture.engines.base import BoundInput, Input, Recorded, StateTensors
 from capture.guards.recording_guard import RecordingGuard, asking_who, make_recording_guard
 from capture.native import native
 from capture.observe.capture_lock import locked
+from capture.observe.described import DescribedRun
 from capture.observe.expectation import Expectation, other_result
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import arrays, branches, formulas, gradient_offload, record_failure
@@ -110,7 +111,7 @@ def _record(
     if recorded.executed:
         count_writes(uncounted, call.leaves)
     holds = is_known and followed and (plan is entry.plan or _as_planned(entry.plan, plan)) and not facts.gradients
-    holds = holds and recorded.recording is not None and _covered(captured, entry, call, branch)
+    holds = holds and recorded.recording is not None and _covered(captured, entry, call, recorded.described)
     facts, plan = _heard(exchange, captured, entry, recorded, facts, plan, holds=holds)
     if not holds or plan.outcome != "record":
         new = not is_known and recorded.failure is None
@@ -146,9 +147,15 @@ def _note_computed(
         node.first_numbers = node.computed.numbers(call.values, read)
 
 
-def _covered(captured: Captured, entry: Entry, call: Call, branch: Facts) -> bool:
-    """Whether it is known what this run does with numbers, and with arrays, that its key leaves out."""
+def _covered(captured: Captured, entry: Entry, call: Call, described: DescribedRun) -> bool:
+    """Whether it is known what this run does with numbers, and with arrays, that its key leaves out; and that the
+    questions which its formulas ask are those of its own key."""
+    branch, computed = described.facts, described.computed
     is_covered = captured.decisions is None or captured.decisions.covers(call.values, branch)
+    shown = [] if captured.decisions is None else captured.decisions.shown_for(entry.constants)
+    if computed is not None and computed.asked and shown:
+        entry.shares_no_proof |= (asks_more := computed.questions() not in [one.questions() for one in shown])
+        is_covered = is_covered and not asks_more
     return bool(is_covered) and arrays.covers(captured, entry, call, branch)
 
 
