@@ -47,6 +47,7 @@ from capture.state import body_run
 from capture.state.call import Call
 from capture.state.diff import changes
 from capture.state.snapshot import Change, Snapshot, carries_graph
+from capture.state.stand_ins import StandIns
 from capture.torch_private import autocast
 from capture.torch_private.autograd import (
     add_hook,
@@ -630,7 +631,7 @@ class GraphSaver:
             without_recomputing(blocks.begin, blocks.end),
             self._lending() as self._lent,
         ):
-            result = self._call.run_plainly(arguments)
+            result = self._run(arguments, values)
         with torch.enable_grad():
             attached = self._attached(result)
             detached = {id(leaf): leaf.detach() for leaf in attached}
@@ -655,6 +656,20 @@ class GraphSaver:
         self._pair = pair
         self._let_go()
         return pair
+
+    def _run(self, arguments: tuple[Any, ...], values: tuple[Any, ...]) -> Any:
+        """Run the body with these arguments. Containers among them stand for the caller's, as they hold aliases."""
+        if arguments is values or not self._aliases:
+            return self._call.run_plainly(arguments)
+        given, own = self._call.named_values(arguments), self._call.named_values(values)
+        theirs = {id(alias): self._leaves[position] for position, alias in self._aliases.items()}
+        with no_gradient_reads():
+            stand_ins = StandIns(given, own, theirs)
+        try:
+            return stand_ins.without(self._call.run_plainly(arguments))
+        finally:
+            with no_gradient_reads():
+                stand_ins.settle()
 
     def _let_go(self) -> None:
         """The graph is one of a program from here on, and keeps no memory. May be called again."""

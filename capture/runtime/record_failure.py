@@ -7,7 +7,6 @@ the body may call other captured functions, which record in the same pool.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import torch
@@ -19,8 +18,6 @@ from capture.core.facts import Facts
 from capture.core.interrupts import is_interrupt, suppress
 from capture.core.plan import CapturePlan
 from capture.engines.base import Recorded
-from capture.key import pytree
-from capture.key.code_names import MISSING
 from capture.key.tensor_meta import storage_of
 from capture.observe import islands
 from capture.observe import run as _run
@@ -35,7 +32,7 @@ from capture.runtime.record_outputs import own_values, plan_recorded
 from capture.runtime.verdict import Refuted, Reply, Verdict
 from capture.state import body_run, diff, effects
 from capture.state.call import Call
-from capture.state.source import Source
+from capture.state.stand_ins import settle, with_callers
 from capture.torch_private.surroundings import Surroundings
 from capture.tree.tree import Tree
 
@@ -225,14 +222,10 @@ def after_fault(watched: ObservedRun, tree: Tree, ran: body_run.BodyRun) -> tupl
     # an error that the run met behind the body is none of the body's
     result = watched.result if watched.is_over else ran.outcome(watched.call.leaves)
     if type(result) is not ForwardOutputs:
-        return True, _with(theirs, result)
-    pair = result._replace(result=_with(theirs, result.result))
+        return True, with_callers(theirs, result)
+    pair = result._replace(result=with_callers(theirs, result.result))
     pair.program = result.program
     return True, pair
-
-
-def _with(theirs: dict[int, Any], result: Any) -> Any:
-    return pytree.replace_leaves(result, lambda leaf: theirs.get(id(leaf), leaf))
 
 
 def _theirs(call: Call, watched: ObservedRun) -> dict[int, Any]:
@@ -243,34 +236,7 @@ def _theirs(call: Call, watched: ObservedRun) -> dict[int, Any]:
 def _settle_effects(call: Call, watched: ObservedRun) -> None:
     """The body may have kept staged inputs on attributes: put the caller's tensors there. And it may have changed
     objects that stand for the caller's, as those hold tensors: change these."""
-    theirs, roots = _theirs(call, watched), call.named_roots()
-    for change in watched.changed:
-        place = _of_caller(change.source, roots)
-        if change.container:
-            if place is not change.source:
-                _put_members(place.get(), change.source.get(), theirs)
-            elif change.members is not None and any(id(member) in theirs for member in change.after):
-                keys, values = effects.members_of(change.members.container)
-                effects.put_members(change.members.container, [theirs.get(id(value), value) for value in values], keys)
-        elif place is not change.source or id(change.after) in theirs:
-            place.remove() if change.after is MISSING else place.set(_with(theirs, change.after))
-
-
-def _of_caller(source: Source, roots: dict[str, Any]) -> Source:
-    """The place that corresponds to this one below the caller's own arguments."""
-    *below, root = source.chain()
-    if root.kind != "root" or not below or root.path not in roots or roots[root.path] is root.holder:
-        return source
-    value = roots[root.path]
-    for step in below[:0:-1]:
-        value = step.among(value).get()
-    return below[0].among(value)
-
-
-def _put_members(container: Any, like: Any, theirs: dict[int, Any]) -> None:
-    if container is not like and type(container) is type(like) and issubclass(type(like), (list, dict, set, deque)):
-        keys, values = effects.members_of(like)
-        effects.put_members(container, [_with(theirs, value) for value in values], keys)
+    settle(watched.changed, call.named_roots(), _theirs(call, watched))
 
 
 def _settle_shapes(call: Call, recorded: Recorded) -> None:
