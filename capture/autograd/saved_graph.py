@@ -279,14 +279,18 @@ class SavedTensorHooks:
         tensor = tensor.neg() if saved_tensor.neg else tensor
         return on_host(tensor) if saved_tensor.is_seed and not is_capturing() else tensor
 
-    def saved_by(self, node: Any) -> list[int]:
-        """Positions of what the node saved. Raises ``LookupError`` where nobody knows."""
+    def saved_with(self, node: Any) -> list[SavedTensor]:
+        """What the node saved. Raises ``LookupError`` where nobody knows."""
         self.noted = []
         try:
             unpack_saved(node)
-            positions = [saved_tensor.index for saved_tensor in self.noted]
+            return self.noted
         finally:
             self.noted = None
+
+    def saved_by(self, node: Any) -> list[int]:
+        """Positions of what the node saved. Raises ``LookupError`` where nobody knows."""
+        positions = [saved_tensor.index for saved_tensor in self.saved_with(node)]
         if any(position < 0 for position in positions):
             raise LookupError
         return positions
@@ -643,7 +647,7 @@ class GraphSaver:
             hooks.mark_seeds(attached)
             self._note_edges(ends)
             self.program.inner_results = tuple([(at, _edge_of(attached[at])) for at in inner_results.found(attached)])
-            saved = self._find_saved(list(detached.values()))
+            saved = self._find_saved(attached, list(detached.values()))
             self.program.saved_leaves = self._saved_by_users()
             if len(attached) > 1:
                 self.program.reaching = unreached.reaching(attached, self.program.inputs)
@@ -833,7 +837,24 @@ class GraphSaver:
         with unseen():
             return groups_of(attached, [edge.node for edge in program.inputs], program.hooks.saved_by)
 
-    def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _needed_again(self, ends: Sequence[torch.Tensor]) -> Iterator[SavedTensor]:
+        """What nodes saved that the results lead to. The graph of what the body detached is kept, too, by who recorded
+        the run: a later write to what that has saved is no error."""
+        hooks, needed = self.program.hooks, set[int]()
+        saved = [one for one in hooks.saved_tensors() if not one.is_made_again]
+        if self.program.again.blocks:  # to look at their nodes runs those blocks again
+            return iter(saved)
+        try:
+            with unseen():
+                for node in nodes_above(ends) if saved else ():
+                    needed.update(map(id, hooks.saved_with(node)))
+        except LookupError:
+            needed.update(map(id, saved))
+        return (one for one in saved if id(one) in needed)
+
+    def _find_saved(
+        self, ends: Sequence[torch.Tensor], attached: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:  # fmt: skip
         """Where each saved tensor is found; gives those that the body made."""
         arguments: dict[int, int] = {}
         for position, leaf in enumerate(self._leaves):
@@ -842,9 +863,7 @@ class GraphSaver:
         saved_arguments: dict[int, list[tuple[SavedTensor, torch.Tensor]]] = {}
         held: dict[int, tuple[torch.Tensor, list[tuple[SavedTensor, torch.Tensor]]]] = {}
         fresh: dict[int, list[tuple[SavedTensor, torch.Tensor]]] = {}
-        for saved_tensor in self.program.hooks.saved_tensors():
-            if saved_tensor.is_made_again:
-                continue
+        for saved_tensor in self._needed_again(ends):
             tensor = saved_tensor.tensor
             assert tensor is not None
             is_written = saved_tensor.is_checked and tensor._version != saved_tensor.version
