@@ -250,7 +250,8 @@ class Noting:
         is_whole = self.has_wholes and type(value) is int and abs(value) < _LARGEST
         self.is_read = self.is_read or (self.has_wholes and type(value) is int and not is_whole)
         kinds: dict[type, Any] = {float: NotedFloat, int: NotedWhole if is_whole else NotedInt, str: NotedText}
-        number: Any = kinds[type(value)](value)
+        kind = kinds[type(value)]
+        number: Any = kind.__bases__[0].__new__(kind, value)
         number.noting, number.formula = self, formula
         return number
 
@@ -337,7 +338,10 @@ def _plain(value: Any) -> Any:
 
 
 class NotedFloat(float):
-    """A float that is noted."""
+    """A float that is noted. Code that asks for the class, and makes a number of it, gets a plain one."""
+
+    def __new__(cls, *given: Any) -> Any:
+        return float(*given)
 
     noting: Noting
     formula: Formula
@@ -345,6 +349,9 @@ class NotedFloat(float):
 
 class NotedInt(int):
     """An int that is noted."""
+
+    def __new__(cls, *given: Any) -> Any:
+        return int(*given)
 
     noting: Noting
     formula: Formula
@@ -356,6 +363,9 @@ class NotedWhole(float):
 
     __class__ = property(lambda _: int)  # what ``isinstance`` looks at, besides
 
+    def __new__(cls, *given: Any) -> Any:
+        return int(*given)
+
     noting: Noting
     formula: Formula
 
@@ -364,6 +374,9 @@ class NotedText(str):
     """The text of a number that is noted."""
 
     __slots__ = ("formula", "noting")
+
+    def __new__(cls, *given: Any) -> Any:
+        return str(*given)
 
     noting: Noting
     formula: Formula
