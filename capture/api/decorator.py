@@ -587,13 +587,22 @@ def _capture_module(module: torch.nn.Module, options: dict[str, Any]) -> torch.n
             function: Any = forward.__func__
             in_class = "forward" if getattr(type(module), "forward", None) is function else None
             wrapper = _method(function, options, in_class=in_class)
-            module.forward = types.MethodType(wrapper, module)
+            _set_forward(module, types.MethodType(wrapper, module))
             replicate_uncaptured(module)
         else:
-            module.forward = _capture(forward, options)
+            _set_forward(module, _capture(forward, options))
     except RuntimeError as error:
         raise AnnotationError(f"{type(module).__qualname__} does not let its forward be replaced: {error}") from None
     return module
+
+
+def _set_forward(module: torch.nn.Module, forward: Any) -> None:
+    """Not by what its class does when code sets attributes: one that counts them, or lets nobody set any after its
+    making, means others. A ``ScriptModule`` refuses another forward for a reason."""
+    if isinstance(module, torch.jit.ScriptModule):
+        module.forward = forward
+    else:
+        torch.nn.Module.__setattr__(module, "forward", forward)
 
 
 def _dress(wrapper: Any, target: Any, handle: Handle) -> None:

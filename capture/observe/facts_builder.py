@@ -54,7 +54,7 @@ from capture.state.c_calls import is_called_in_foreign_code
 from capture.state.call import is_opaque
 from capture.state.snapshot import Change, place_key
 from capture.state.source import Source
-from capture.torch_private.capabilities import is_zero_tensor
+from capture.torch_private.capabilities import has_memory, is_zero_tensor
 from capture.torch_private.devices import captures_kernels
 from capture.torch_private.freed_graph import leave_graph
 from capture.torch_private.subclasses import unseen
@@ -328,7 +328,8 @@ class Classifier:
                 if (found := array.standing_for(path, value)) is not None:
                     return evolve(self.leaf(path, found[0]), array=found[1])
             return KeptLeaf(path, value, "python")
-        if type(value) not in TENSOR_TYPES or value.layout is not torch.strided or value.is_neg():
+        is_plain = type(value) in TENSOR_TYPES and value.layout is torch.strided and has_memory(value)
+        if not is_plain or value.is_neg():
             return KeptLeaf(path, value, "foreign")  # memory alone does not rebuild a lazily negated tensor
         storage = value.untyped_storage()
         if self._watched.watch.lies_in_array(storage):

@@ -18,7 +18,7 @@ from capture.key.tensor_kind import refuses
 from capture.observe import gradient_uses
 from capture.observe.trace import External
 from capture.state.snapshot import Snapshot
-from capture.torch_private.capabilities import storage_use_count, use_count
+from capture.torch_private.capabilities import has_memory, storage_use_count, use_count
 
 
 class UnattributedMemory:
@@ -26,7 +26,8 @@ class UnattributedMemory:
 
     def __init__(self, before: Snapshot, left: Sequence[torch.Tensor]) -> None:
         self._before, self._left = before, left
-        self._storages = {id(tensor.untyped_storage()) for tensor in left if tensor.layout is torch.strided}
+        strided = [tensor for tensor in left if tensor.layout is torch.strided and has_memory(tensor)]
+        self._storages = {id(tensor.untyped_storage()) for tensor in strided}
 
     def __contains__(self, external: External) -> bool:
         if self._before.owners(external.storage):

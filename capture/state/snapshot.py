@@ -43,7 +43,7 @@ from capture.native import native
 from capture.state.cached_results import cached_in, misses_of
 from capture.state.namespaces import Namespace, holds_state, is_of_users, scope_of, users_classes
 from capture.state.source import Found, Source, SourceKind, Tables, default_of, members_of_module
-from capture.torch_private.capabilities import generator_id
+from capture.torch_private.capabilities import generator_id, has_memory
 from capture.torch_private.subclasses import is_wrapper
 
 _SOURCES_LIMIT = 200_000  # of one snapshot; a walk this long takes about 0.3 s
@@ -345,7 +345,7 @@ def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[F
         if state.inputs and source.kind != "root" and place_key(source) in state.inputs:
             continue
         if kind in _TENSORS:
-            if value.layout is strided and aside is not None:
+            if value.layout is strided and aside is not None and has_memory(value):
                 storage = value.untyped_storage()
                 state.storages.append(storage)
                 state.tensors.setdefault(id(storage), []).append(entry)

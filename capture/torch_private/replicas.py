@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from typing import Any
 
 import torch
 
@@ -16,7 +17,8 @@ def replicate_uncaptured(module: torch.nn.Module) -> None:
     attributes that it copies; it is bound to ``module``, and would run on that one's parameters.
     """
     if hasattr(type(module), _REPLICATE):
-        setattr(module, _REPLICATE, types.MethodType(_replica, module))
+        replica: Any = types.MethodType(_replica, module)
+        torch.nn.Module.__setattr__(module, _REPLICATE, replica)  # not as its class sets attributes for users
 
 
 def _replica(module: torch.nn.Module) -> torch.nn.Module:

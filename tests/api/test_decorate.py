@@ -308,3 +308,29 @@ def test_hooks_and_call_work_around_a_captured_forward() -> None:
     x = torch.randn(3, 4)
     results = [bits(net(x)) for _ in range(4)]
     assert seen == results
+
+
+def test_a_module_that_counts_and_refuses_attributes() -> None:
+    """Its class's own way of setting attributes is for code of users."""
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.names = nn.Linear(2, 2), list[str]()
+            self.done = True
+
+        @override
+        def __setattr__(self, name: str, value: Any) -> None:
+            if self.__dict__.get("done"):
+                raise AttributeError(name)
+            super().__setattr__(name, value)
+
+        @override
+        def forward(self, x: Tensor) -> Any:
+            return self.layer(x)
+
+    module = Frozen()
+    captured = capture(module)
+    x = torch.ones(3, 2)
+    for _ in range(4):
+        assert torch.equal(captured(x), module.layer(x))
