@@ -122,15 +122,16 @@ def here() -> Here | None:
 def modes_like_now(device: str, more: Sequence[switches.Term]) -> Any:
     """A function in C that tells whether ``more`` and what ``here`` looks at in this thread are as they are now.
 
-    Left out is what turns dispatch keys on or off (transforms, tracers, inference mode, autocast): the comparison of a
-    call's tensors, of which one has to be on this kind of ``device``, sees that; it may be empty. It sees dispatch
-    modes too, but for those that Dynamo ignores, as a watch is one. None where the modes are not compared by these
-    alone."""
+    Left out is what turns dispatch keys on or off (transforms, tracers, autocast): the comparison of a call's tensors,
+    of which one has to be on this kind of ``device``, sees that; it may be empty. It does not see inference mode where
+    all are inference tensors, which are alike in both. It sees dispatch modes too, but for those that Dynamo ignores,
+    as a watch is one. None where the modes are not compared by these alone."""
     thread, grad, depth = _local.thread, _is_grad(), _function_modes()
     last = thread.readings[grad]
     if last.check is _never or depth != last.depth or depth > 1:
         return None
     terms: list[switches.Term] = [("inside", (thread,), 0), (_dispatch_modes, (), 0)]
+    terms.append((_is_inference, (), _is_inference()))
     if hasattr(*capabilities.DUAL_LEVEL):
         holder, name = capabilities.DUAL_LEVEL
         terms.append((name, (holder,), -1))
