@@ -390,6 +390,20 @@ class SavedGraph:
     """Of a recorded body: what comes before the graph runs outside of recordings, as its nodes do so on the stream that
     recordings are made on."""
 
+    shapes: tuple[torch.Size, ...] = ()
+    """Those of ``parameters`` in the run."""
+
+    def is_reshaped(self) -> bool:
+        """Whether a parameter has another shape by now, as ``.data =`` gives it one. Autograd keeps one node for a leaf
+        as long as a graph ends there, and takes no gradient of another shape than the leaf had when that was made: with
+        this graph, no backward pass that comes to the parameter works any more."""
+        return any(one.shape != shape for one, shape in zip(self.parameters, self.shapes, strict=False))
+
+    def give_up_graph(self) -> None:
+        """Keep no node of the graph. Nothing is differentiated by it any more."""
+        self.outputs = self.inputs = self.inner_results = self.groups = self.parts = self.foreign = ()
+        self.branch = self.saved_leaves = None
+
     @functools.cached_property
     def form(self) -> tuple[Any, ...]:
         """Programs of the same form take the same tensors in the same order. Asked for once the body has run."""
@@ -777,6 +791,8 @@ class GraphSaver:
         program, (wanted, others) = self.program, self._ends(attached)
         program.outputs = tuple(map(_edge_of, attached))
         program.parameters = tuple(tensor for tensor, _, _ in others)
+        program.shapes = tuple(tensor.shape for tensor in program.parameters)
+        _keep(program)
         program.casts = tuple(self._cast_to(edge) for _, _, edge in others) if self._casts else ()
         if self._cast and not self._casts:
             kinds = {id(leaf): autocast.low_precision(leaf.device.type) for leaf in self._cast.values()}
@@ -928,6 +944,21 @@ class GraphSaver:
                 self._hooks.append((node, end_differentiating))
             found |= {numbers[of_saved]: lent[of_saved] for of_saved in saved if of_saved in lent}
         return SavedLeaves(found) if found else None
+
+
+_kept: dict[int, weakref.ref[SavedGraph]] = {}
+"""All that may have nodes of leaves, by ``id``."""
+
+
+def _keep(program: SavedGraph) -> None:
+    number = id(program)
+    _kept[number] = weakref.ref(program, lambda _: _kept.pop(number, None))
+
+
+def reshaped() -> list[SavedGraph]:
+    """The graphs that end at leaves which have another shape by now."""
+    programs = [one() for one in [*_kept.values()]]  # as a whole: other threads add some
+    return [program for program in programs if program is not None and program.is_reshaped()]
 
 
 _NOTHING = torch.empty(0, device="cpu")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
+from capture.autograd.saved_graph import reshaped
 from capture.core.facts import LimitReached, Moved, Unbound
 from capture.core.interrupts import let_through
 from capture.core.plan import CapturePlan
@@ -53,7 +54,7 @@ def state_moved(
         guard = _in_place(captured, entry, node, values, leaves)
         moves_and_others = _moves(node, leaves, [owner.tensor for owner in guard.owners]) if guard is not None else None
     if moves_and_others is None or not (moves_and_others[0] or guard is not None):
-        return Reply(Verdict.OBSERVE)
+        return START_OVER if node.program is not None and _forgets_reshaped() else Reply(Verdict.OBSERVE)
     moves, others = moves_and_others
     outside = _outside(node, tree, _read_where_they_are(node, moves))
     node.check = _is_being_bound
@@ -82,6 +83,16 @@ def state_moved(
         _drop(captured, entry, node, learned_now, Refusal("it could not be compared with eager", lasting=False))
         return GO_ON
     return GO_ON if guard is None else Reply(Verdict.OBSERVE)  # made of what is there now: it would fail for ever
+
+
+def _forgets_reshaped() -> bool:
+    """Let go of the autograd graphs that end at leaves of another shape than they have now, and of all that was
+    recorded of those functions. False if there is none."""
+    found = reshaped()
+    for program in found:
+        program.owner.forget_all()
+        program.give_up_graph()
+    return bool(found)
 
 
 def _is_being_bound(_: Sequence[Any]) -> int:

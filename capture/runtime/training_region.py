@@ -476,6 +476,12 @@ class Region:
         """The entries of all backward passes."""
         return [entry for backward in list(self._backwards.values()) for entry in backward.captured.entries()]
 
+    def forget_all(self) -> None:
+        """Drop all that was recorded of the function, if that did not happen yet."""
+        if not self._retired:
+            self._captured.log.add("drop", "a parameter has another shape")
+            self._captured.retire()
+
     def retire(self) -> None:
         """The forward pass was forgotten. Backward passes still to come run eagerly."""
         self._retired = True
