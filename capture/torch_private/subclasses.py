@@ -8,6 +8,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from capture.native import native
+
 try:
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as _is_wrapper_type
 except ImportError:  # pragma: no cover - without it such tensors are not opened, and what takes them runs eagerly
@@ -27,6 +29,8 @@ except ImportError:  # pragma: no cover - a torch whose nested tensors hold no o
 
 
 _disabled: Any = getattr(torch._C, "DisableTorchFunctionSubclass", None)
+_is_enabled: Callable[[], bool] = getattr(torch._C, "_is_torch_function_enabled", lambda: True)
+"""Without this name it counts as on: what a program switches off is on again where a signal ends a call of ours."""
 _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
 
@@ -39,10 +43,19 @@ def unseen(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Res
 
     @functools.wraps(function)
     def quiet(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        with _disabled():
+        if not _is_enabled():
             return function(*args, **kwargs)
+        context = _disabled()
+        leave = functools.partial(context.__exit__, None, None)  # it may run twice, and where nothing was entered
+        result: _Result = native.guarded(_called_in, (context, function, args, kwargs), leave)
+        return result
 
     return quiet
+
+
+def _called_in(context: Any, function: Callable[..., _Result], args: Any, kwargs: Any) -> _Result:
+    with context:
+        return function(*args, **kwargs)
 
 
 def is_wrapper(kind: type) -> bool:

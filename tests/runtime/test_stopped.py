@@ -31,6 +31,7 @@ from capture.observe.capture_lock import capture_lock
 from capture.observe.dispatch_mode import ObserveMode
 from capture.runtime import record
 from capture.torch_private import devices
+from capture.torch_private.subclasses import unseen
 from capture.tree import thread_trees
 from tests.support.device import DEVICE
 from tests.support.injection import (
@@ -247,6 +248,27 @@ def test_stopped_while_a_capture_begins_or_ends(body: str, error: type[BaseExcep
             wrong += [(call, at, outcome.where, outcome.wrong)] * bool(outcome.wrong)
             torch.rand(2)
     assert not wrong, wrong
+
+
+@pytest.mark.parametrize("lines", [True, False])
+def test_torch_functions_stay_on_where_a_call_that_hides_them_is_stopped(lines: bool) -> None:
+    """Also on the way out of the block, whose own end nothing calls then."""
+
+    @unseen
+    def asked(x: Tensor) -> int:
+        return x.dim()
+
+    x = torch.ones(2)
+    with Stopping(-1, ValueError, lines=lines) as counting:
+        asked(x)
+    assert counting.count > 1
+    for at in range(1, counting.count + 1):
+        with pytest.raises(ValueError, match="stopped"), Stopping(at, ValueError, lines=lines) as stopping:
+            asked(x)
+        assert torch._C._is_torch_function_enabled(), stopping.where
+    with torch._C.DisableTorchFunctionSubclass():
+        assert asked(x) == 1
+        assert not torch._C._is_torch_function_enabled()
 
 
 class Net(nn.Module):
