@@ -868,9 +868,7 @@ class GraphSaver:
             needed.update(map(id, saved))
         return (one for one in saved if id(one) in needed)
 
-    def _find_saved(
-        self, ends: Sequence[torch.Tensor], attached: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:  # fmt: skip
+    def _find_saved(self, ends: Sequence[torch.Tensor], attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Where each saved tensor is found; gives those that the body made."""
         arguments: dict[int, int] = {}
         for position, leaf in enumerate(self._leaves):

@@ -67,7 +67,8 @@ def _held(known: Any) -> Any:
     return known() if type(known) is weakref.ref else known
 
 
-_MOVES, _MOST_BYTES = 6, 1 << 20
+_MOVES = 6  # calls in a row that found another tensor in a place
+_MOST_BYTES = 1 << 20  # of such a tensor: beside the work on a larger one the time of a bind is small
 
 
 @define(eq=False)
